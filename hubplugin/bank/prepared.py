@@ -242,17 +242,18 @@ class PreparedBank:
         """A hash of query bank and target bank, which names them."""
         return fingerprint(self.query_bank, self.target_bank)
 
-    @cached_property
-    def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`. Raises InputError without one.
-
-        It is always the same object, by which similarities with it can be cached.
-        """
+    def require_target_bank(self) -> np.ndarray:
+        """Return the target bank. Raises InputError without one."""
         if self.target_bank is None:
             raise InputError(
                 "the bank lacks the vectors of answers: pass ", Parameter("answers")
             )
-        return as_vectors(self.target_bank, "target bank")
+        return self.target_bank
+
+    @cached_property
+    def answer_vectors(self) -> Vectors:
+        """The target bank as `Vectors`, always the same: similarities are cached by it."""
+        return as_vectors(self.require_target_bank(), "target bank")
 
     @cached_property
     def surveyed(self) -> np.ndarray:

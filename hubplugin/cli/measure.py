@@ -101,7 +101,7 @@ def evaluate(
     truth: Annotated[
         str | None,
         typer.Option(
-            help="True target rows, ids in a STORE (.npy, .json), or qrels (TREC, BEIR); by default row i to row i."
+            help="True target rows, or ids in a STORE: .npy, or qrels (TREC, BEIR); by default row i to row i."
         ),
     ] = None,
     bank: BankFile = None,

@@ -98,26 +98,21 @@ def evaluate(
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
     called = as_names(query_names, vectors.rows, "query_names")
     task = Task(vectors, called, k, seed, compute)
-    if names is not None and callable(names) != isinstance(targets, Store):
+    is_store = isinstance(targets, Store)
+    if names is not None and callable(names) != is_store:
         raise InputError(
             Parameter("names"),
             ": expected a function of ids for a store, or one for each row of an array",
         )
-    if not isinstance(targets, Store):
+    if not is_store:
         if condition is not None:
             raise InputError(
                 "a filter is for a store; arrays and files are searched whole"
             )
-        ranked = rank_arrays(
-            task,
-            targets,
-            truth,
-            cast(Names, names),
-            Metric.parse(metric or Metric.COSINE),
-            bank,
-            methods,
-            models or {},
-        )
+        chosen = Metric.parse(metric or Metric.COSINE)
+        models = models or {}
+        rows = cast(Names, names)
+        ranked = rank_arrays(task, targets, truth, rows, chosen, bank, methods, models)
         return results_of(ranked, task)
     given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
     for name, value in given.items():
@@ -147,58 +142,55 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         found = ranking.nearest[ranking.nearest >= 0]
         occurrences.append(hubness.k_occurrence(found, size))
     methods = _measure_methods(ranked, occurrences, task)
-    best = usable_best(methods)
     rows = hubness.hubs(occurrences[0], HUBS).tolist()
     never: list[int] = []
     if ranked.count == size:  # all targets are known by name
         unfound = np.flatnonzero(occurrences[0] == 0)
         never = hubness.pick_evenly(unfound, HUBS).tolist()
-    misled: dict[int, list[int]] = {}
-    first = ranked.rankings[0].nearest[ranked.judged, 0]
-    after = first
-    if best is not None:
-        after = ranked.rankings[methods.index(best)].nearest[ranked.judged, 0]
-        wrong = (ranked.rankings[0].best > 1) & (after >= 0)
-        for row in rows[:NAMED]:
-            places = np.flatnonzero(wrong & (first == row))
-            misled[row] = hubness.pick_evenly(places, EXAMPLES).tolist()
-    shown = [*rows, *never]
-    for rows_of_hub in misled.values():
-        shown += after[rows_of_hub].tolist()
-    names = ranked.names([ranked.ids[row] for row in shown])
-    name_of = dict(zip(shown, names, strict=True))
-    hubs = []
-    for row in rows:
-        found_by = {}
-        for method, occurrence in zip(methods, occurrences, strict=True):
-            found_by[method.label] = int(occurrence[row])
-        examples_of_hub = []
-        for place in misled.get(row, ()):
-            query = task.name(int(ranked.queries[ranked.judged[place]]))
-            instead = int(after[place])
-            is_right = ranked.ids[instead] in ranked.true[place]
-            examples_of_hub.append(Misled(query, name_of[instead], is_right))
-        hubs.append(Hub(ranked.ids[row], name_of[row], found_by, examples_of_hub))
+    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    best = usable_best(methods)
     recommended = None
+    misled: dict[int, list[Misled]] = {}
     examples: list[Example] = []
     if best is not None:
         if best.sign > 0:
             recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
-        examples += _draw_examples(ranked, corrected, "won", task)
-        examples += _draw_examples(ranked, corrected, "lost", task)
+        for row in rows[:NAMED]:
+            misled[row] = _find_misled(row, ranked, corrected)
+        examples += _draw_examples(ranked, corrected, "won", task.seed)
+        examples += _draw_examples(ranked, corrected, "lost", task.seed)
+    hubs = []
+    for row, name in zip(rows, names, strict=False):
+        found_by = {}
+        for method, occurrence in zip(methods, occurrences, strict=True):
+            found_by[method.label] = int(occurrence[row])
+        hubs.append(Hub(ranked.ids[row], name, found_by, misled.get(row, [])))
     return Results(
-        queries=len(ranked.queries),
+        queries=len(ranked.rankings[0].nearest),
         judged=len(ranked.judged),
         k=task.k,
         seed=task.seed,
         methods=methods,
         best=recommended,
         hubs=hubs,
-        anti_hubs=[name_of[row] for row in never],
+        anti_hubs=names[len(rows) :],
         examples=examples,
         **ranked.facts,
     )
+
+
+def _find_misled(hub: int, ranked: Ranked, corrected: Ranking) -> list[Misled]:
+    """Return some queries for which the target in row `hub` wrongly comes first."""
+    raw = ranked.rankings[0]
+    after = corrected.nearest[ranked.judged, 0]
+    wrong = (raw.nearest[ranked.judged, 0] == hub) & (raw.best > 1) & (after >= 0)
+    places = hubness.pick_evenly(np.flatnonzero(wrong), EXAMPLES).tolist()
+    ids = [ranked.ids[row] for row in after[places].tolist()]
+    misled = []
+    for place, id, name in zip(places, ids, ranked.names(ids), strict=True):
+        misled.append(Misled(ranked.asked[place], name, id in ranked.true[place]))
+    return misled
 
 
 def _measure_methods(
@@ -263,21 +255,19 @@ def _measure_whole_gallery(
 
 
 def _draw_examples(
-    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], task: Task
+    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], seed: int
 ) -> Iterator[Example]:
     """Yield up to `EXAMPLES` judged queries, at random, that `corrected` has won or lost."""
     raw = ranked.rankings[0]
     winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
     happened = np.flatnonzero((winner.best <= 1) & (loser.best > 1))
-    rng = np.random.default_rng(task.seed)
+    rng = np.random.default_rng(seed)
     for place in rng.permutation(happened)[:EXAMPLES].tolist():
         true = ranked.true[place]
-        judged = ranked.judged[place]
         answers = []
         for ranking in (raw, corrected):
-            rows = ranking.nearest[judged]
+            rows = ranking.nearest[ranked.judged[place]]
             ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
             named = zip(ids, ranked.names(ids), strict=True)
             answers.append([Answer(name, key in true) for key, name in named])
-        query = task.name(int(ranked.queries[judged]))
-        yield Example(outcome, query, ranked.names(true), *answers)
+        yield Example(outcome, ranked.asked[place], ranked.names(true), *answers)

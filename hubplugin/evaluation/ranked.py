@@ -75,11 +75,11 @@ class Task:
     seed: int
     compute: Compute
 
-    def name(self, row: int) -> str:
-        """Return what reports call the query in a row."""
+    def name(self, rows: np.ndarray) -> list[str]:
+        """Return what reports call the queries in `rows`."""
         if self.query_names is None:
-            return f"query {row}"
-        return str(self.query_names[row])
+            return [f"query {row}" for row in rows]
+        return [str(self.query_names[row]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Ranked:
         array, or those that some query finds in a store.
     count: How many targets there are; None under a filter, since stores do not count
         what passes it.
-    queries: The original rows of the queries that have a direction [q].
-    judged: The places in `queries` of those that have a true target [j].
+    judged: The places in `Ranking.nearest` of the queries that have a true target [j].
+    asked: What these queries are called [j].
     true: The ids of the true targets of each judged query [j].
     names: Returns what targets are called, given their ids.
     facts: Fields of `Results` that describe the gallery: its metric, size and so on.
@@ -134,8 +134,8 @@ class Ranked:
     rankings: list[Ranking]
     ids: Sequence[Id]
     count: int | None
-    queries: np.ndarray
     judged: np.ndarray
+    asked: list[str]
     true: list[list[Id]]
     names: Callable[[Sequence[Id]], list[str]]
     facts: dict[str, Any]
@@ -196,7 +196,8 @@ def rank_store(
     rankings = []
     for candidate, found in zip(candidates, hits, strict=True):
         nearest = _places_of(found, ids, task.k)
-        best = _best_ranks([found[place] for place in judged], true)
+        judged_finds = zip([found[place] for place in judged], true, strict=True)
+        best = np.array([_best_rank(keys, own) for keys, own in judged_finds])
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
         example = repr(ids[0]) if ids else "nothing"
@@ -217,8 +218,8 @@ def rank_store(
         rankings,
         ids,
         count if condition is None else None,
-        rows,
         judged,
+        task.name(rows[judged]),
         true,
         lambda keys: display_names(keys, naming),
         facts,
@@ -246,17 +247,12 @@ def _places_of(found: Sequence[Sequence[Id]], ids: Sequence[Id], k: int) -> np.n
     return nearest
 
 
-def _best_ranks(
-    found: Sequence[Sequence[Id]], true: Sequence[Sequence[Id]]
-) -> np.ndarray:
-    """Return the rank of the first true target of each query [j], infinite without."""
-    best = np.full(len(found), np.inf)
-    for number, keys in enumerate(found):
-        for rank, key in enumerate(keys, start=1):
-            if key in true[number]:
-                best[number] = rank
-                break
-    return best
+def _best_rank(found: Sequence[Id], true: Sequence[Id]) -> float:
+    """Return the rank of the first of the `true` targets, infinite if none is found."""
+    for rank, key in enumerate(found, start=1):
+        if key in true:
+            return rank
+    return math.inf
 
 
 def _forecast(model: OffsetModel) -> Side | None:
@@ -353,8 +349,8 @@ def rank_arrays(
         arrays.rank([*candidates.values()]),
         ids,
         gallery.rows,
-        original_rows(queries),
         pairs.judged,
+        task.name(original_rows(queries)[pairs.judged]),
         true,
         name_all,
         facts,

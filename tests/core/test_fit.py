@@ -39,13 +39,16 @@ def refusal(call, **arguments):
         ),
         (
             {"method": "dualis"},
-            "method 'dualis' needs the vectors of answers in the bank: pass answers=",
+            "the bank lacks the vectors of answers: pass answers=",
         ),
         (
             {"method": X},
             "method must be a name, not ndarray; a gallery is given as targets=",
         ),
-        ({"method": "dis"}, "hubplugin.rerank.fit_rule fits it"),
+        (
+            {"method": "dis"},
+            "unknown method 'dis': use one of blend, is",
+        ),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
         (
             {"method": "is", "targets": X, "compute": Compute("abacus")},
