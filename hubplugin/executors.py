@@ -26,7 +26,6 @@ from hubplugin.compute import (
     SMALLEST_LOG,
     Answers,
     Compute,
-    Similarities,
     nearest_targets,
 )
 from hubplugin.errors import (
@@ -305,8 +304,7 @@ class _Summary:
 
 
 def _find_nearest(bank: PreparedBank, targets: Vectors) -> _Nearest:
-    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-    return _Nearest(targets.rows, *nearest_targets(similarities, [targets]))
+    return _Nearest(targets.rows, *nearest_targets(bank.similarities, [targets]))
 
 
 @dataclass(frozen=True)
@@ -356,7 +354,7 @@ def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
     found = [part.nearest for part in parts if part.nearest is not None]
     if bank.target_bank is not None:
         found.append(_find_nearest(bank, bank.answer_vectors))
-    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+    similarities = bank.similarities
     levels = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
     first = 0

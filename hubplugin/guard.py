@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, profile
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, compare, profile
+from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin.measures.significance import Side
@@ -40,7 +40,7 @@ from hubplugin.validation import (
     uncorrected,
     with_rows,
 )
-from hubplugin.vectors import VectorLike, as_vectors, take_rows
+from hubplugin.vectors import VectorLike, take_rows
 
 FEW = 100
 """Distinct bank queries below which little is to be expected of a correction.
@@ -436,8 +436,7 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     queries = pick_evenly(bank.query_bank, MOVED_QUERIES)
     if model.query_map is not None:
         queries = model.query_map(queries)
-    columns = as_vectors(targets, "targets")
-    raw = dense(Similarities(queries, model.metric, bank.compute), columns)
+    raw = compare(queries, targets, model.metric, bank.compute)
     best = np.argmax(raw + model.offsets(targets), axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 

@@ -11,7 +11,14 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field, InstanceOf, computed_field
 
-from hubplugin.bank import Bank, BankLike, PreparedBank, own_share, read_store
+from hubplugin.bank import (
+    Bank,
+    BankLike,
+    PreparedBank,
+    number_rows,
+    own_share,
+    read_store,
+)
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.guard import FEWEST_PARAPHRASES
@@ -237,11 +244,6 @@ class Teachers:
                 Parameter("learn"),
                 " out",
             )
-        if pairs.query_bank.shape[1] != prepared.query_bank.shape[1]:
-            raise InputError(
-                f"the pairs have {pairs.query_bank.shape[1]} dimensions, the bank has {prepared.query_bank.shape[1]}; "
-                "embed both with the gallery's model"
-            )
         return cls(prepared, looked_at, pairs)
 
     @cached_property
@@ -318,13 +320,10 @@ class Teachers:
         if not has_enough(bank, own):
             bank = replace(bank, clicks=None)
             own = own[:0]
-        known = {bank.query_bank[row].tobytes() for row in own}
-        rows = [
-            row
-            for row in distinct_pairs(pairs).tolist()
-            if pairs.query_bank[row].tobytes() not in known
-        ]
-        return Teachers(bank, judged, pairs.take(np.array(rows, np.int64)))
+        rows = distinct_pairs(pairs)
+        queries = np.concatenate([bank.query_bank[own], pairs.query_bank[rows]])
+        is_new = number_rows(queries)[len(own) :] >= len(own)
+        return Teachers(bank, judged, pairs.take(rows[is_new]))
 
 
 @dataclass(frozen=True)
@@ -413,14 +412,18 @@ class MapFit:
         )
 
     @property
-    def variants(self) -> list[MapFit]:
-        """Every map with every share of the offsets, in the order of `try_variants`."""
+    def steps(self) -> list[MapFit]:
+        """Every map."""
         return [
-            replace(self, apart_from=apart_from, strength=strength, share=share)
+            replace(self, apart_from=apart_from, strength=strength)
             for apart_from, strengths in STEPS.items()
             for strength in strengths
-            for share in SHARES
         ]
+
+    @property
+    def variants(self) -> list[MapFit]:
+        """Every map with every share of the offsets, in the order of `try_variants`."""
+        return [replace(step, share=share) for step in self.steps for share in SHARES]
 
     def try_variants(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
@@ -432,15 +435,11 @@ class MapFit:
         pairs = pairs_of(bank, teach[teach < self.below])
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
+        solved = {each: replace(self, apart_from=each).solve(pairs) for each in STEPS}
         tried = list[OffsetsAndMap]()
-        for apart_from, strengths in STEPS.items():
-            step = replace(self, apart_from=apart_from)
-            w = step.solve(pairs)
-            for strength in strengths:
-                query_map = replace(step, strength=strength).compose_map(
-                    w, len(pairs[0])
-                )
-                tried += [(share * offsets, query_map) for share in SHARES]
+        for step in self.steps:
+            query_map = step.compose_map(solved[step.apart_from], len(pairs[0]))
+            tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
     def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
@@ -669,8 +668,7 @@ def draw_sides(
         held: The pairs that are held out; by default those that teach.
     """
     bank = teachers.together
-    answers = bank.known_answers
-    assert answers is not None
+    answers = bank.require_answers()
     rng = np.random.default_rng(0)
     order = rng.permutation(rows if held is None else held)
     numbers, target = np.unique(answers, return_inverse=True)
@@ -807,24 +805,17 @@ def read_learn(
         )
     if learn is False:
         return False
-    if method != "blend":
-        raise InputError(
-            "learn=True goes with the default method, not with ",
-            Parameter("method", method),
-        )
-    if Metric.parse(metric) is Metric.EUCLIDEAN:
-        raise InputError(
-            "learn=True is for inner products, not for ",
-            Parameter("metric", "euclidean"),
-        )
-    if targets is None:
-        raise InputError(
-            "learn=True is tried on the gallery: pass ", Parameter("targets")
-        )
-    if executor is not None:
-        raise InputError(
-            "learn=True does not go with ",
-            Parameter("executor"),
-            ": leave one of the two out",
-        )
+    is_wrong = {
+        "method": method != "blend",
+        "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
+        "targets": targets is None,
+        "executor": executor is not None,
+    }
+    for name, wrong in is_wrong.items():
+        if wrong:
+            raise InputError(
+                "learning needs the default method, an inner product, a gallery and no "
+                "executor: change ",
+                Parameter(name),
+            )
     return learn

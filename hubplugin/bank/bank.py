@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embed_texts
-from hubplugin.bank.prepared import PreparedBank, number_rows
+from hubplugin.bank.prepared import PreparedBank, compare, number_rows
 from hubplugin.bank.texts import Texts, as_ids, read_clicks, read_texts
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.vectors import (
@@ -206,8 +206,9 @@ class Bank:
         """Return the answers of `count` queries as ids or rows: [m], -1 for none."""
         known = self.known
         if isinstance(known, Path):
-            if self.texts is not None:
-                return read_clicks(known, count, self.texts.texts, self.texts.rows)
+            texts = self.texts
+            if texts is not None:
+                return read_clicks(known, count, texts.texts, texts.rows)
             return read_clicks(known, count, getattr(self.queries, "texts", None))
         array = np.asarray(known)
         expected = f"one id or row of the gallery for each of the {count} bank queries"
@@ -332,9 +333,8 @@ def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
     if len(answers) < FEWEST:
         return False
     rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
-    columns = as_vectors(answers[rows], "target bank")
-    queries = Similarities(bank.query_bank[rows], bank.metric, bank.compute)
-    similarities = dense(queries, columns)
+    queries = bank.query_bank[rows]
+    similarities = compare(queries, answers[rows], bank.metric, bank.compute)
     own = similarities.diagonal()
     next_row = np.roll(similarities, 1, axis=1).diagonal()
     return bool((own > next_row).mean() > PAIRED)

@@ -255,6 +255,11 @@ class PreparedBank:
         """The target bank as `Vectors`, always the same: similarities are cached by it."""
         return as_vectors(self.require_target_bank(), "target bank")
 
+    @property
+    def similarities(self) -> Similarities:
+        """The query bank, which is to be multiplied with targets."""
+        return Similarities(self.query_bank, self.metric, self.compute)
+
     @cached_property
     def surveyed(self) -> np.ndarray:
         """A sample of the queries [q, d]."""
@@ -284,8 +289,7 @@ class PreparedBank:
         sample = draw_sample(self.require_targets(), SPREAD_SAMPLE, self.metric, rng)
         of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
         quiet = self.compute.without_progress
-        similarities = Similarities(self.surveyed, of_prepared, quiet)
-        return float(dense(similarities, as_vectors(sample, "targets")).std())
+        return float(compare(self.surveyed, sample, of_prepared, quiet).std())
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -310,8 +314,15 @@ class PreparedBank:
         columns = [self.require_targets()]
         if self.target_bank is not None:
             columns.append(self.answer_vectors)
-        similarities = Similarities(self.query_bank, self.metric, self.compute)
-        return find_answers(similarities, columns)
+        return find_answers(self.similarities, columns)
+
+
+def compare(
+    queries: np.ndarray, targets: VectorLike, metric: Metric, compute: Compute
+) -> np.ndarray:
+    """Return the similarities of all queries [m, d] and all targets [n, d]: [m, n]."""
+    similarities = Similarities(queries, metric, compute)
+    return dense(similarities, as_vectors(targets, "targets"))
 
 
 def number_rows(vectors: np.ndarray) -> np.ndarray:

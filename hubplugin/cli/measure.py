@@ -117,7 +117,7 @@ def evaluate(
     k: Annotated[
         int,
         typer.Option(
-            help="Cut-off k for hubness, mAP and nDCG; how many a STORE is asked for."
+            help="Cut-off k for hubness and nDCG; how many a STORE is asked for."
         ),
     ] = 10,
     metric: Annotated[

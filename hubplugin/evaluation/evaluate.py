@@ -22,7 +22,7 @@ from hubplugin.evaluation.results import (
 from hubplugin.evaluation.truth import Names, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
-from hubplugin.measures.retrieval import average_precision, ndcg
+from hubplugin.measures.retrieval import ndcg
 from hubplugin.measures.significance import (
     adjust,
     hubness_interval,
@@ -31,7 +31,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import NAMED, Hub, Misled
+from hubplugin.results import Hub
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -75,8 +75,8 @@ def evaluate(
             method that the bank allows.
         models: For arrays only: fitted models by label, as {"learned":
             hubplugin.fit(..., learn=True)}.
-        k: How many targets a query finds, of the k-occurrence, mAP@k and nDCG@k; 10 as
-            in the papers.
+        k: How many targets a query finds, of the k-occurrence and nDCG@k; 10 as in the
+            papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
         names: What reports and a qrels file call targets: a sequence, or a text file
             with one a line. For a store a function of ids, as `hubplugin.jobs.naming`
@@ -131,7 +131,7 @@ HUBS = 20
 """The most hubs, and the most targets never found, that results name."""
 
 EXAMPLES = 3
-"""The most examples of won queries, of lost queries, and of queries that a hub misled."""
+"""The most examples of won queries, and of lost queries."""
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
@@ -150,14 +150,11 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
     best = usable_best(methods)
     recommended = None
-    misled: dict[int, list[Misled]] = {}
     examples: list[Example] = []
     if best is not None:
         if best.sign > 0:
             recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
-        for row in rows[:NAMED]:
-            misled[row] = _find_misled(row, ranked, corrected)
         examples += _draw_examples(ranked, corrected, "won", task.seed)
         examples += _draw_examples(ranked, corrected, "lost", task.seed)
     hubs = []
@@ -165,7 +162,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         found_by = {}
         for method, occurrence in zip(methods, occurrences, strict=True):
             found_by[method.label] = int(occurrence[row])
-        hubs.append(Hub(ranked.ids[row], name, found_by, misled.get(row, [])))
+        hubs.append(Hub(ranked.ids[row], name, found_by))
     return Results(
         queries=len(ranked.rankings[0].nearest),
         judged=len(ranked.judged),
@@ -178,19 +175,6 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         examples=examples,
         **ranked.facts,
     )
-
-
-def _find_misled(hub: int, ranked: Ranked, corrected: Ranking) -> list[Misled]:
-    """Return some queries for which the target in row `hub` wrongly comes first."""
-    raw = ranked.rankings[0]
-    after = corrected.nearest[ranked.judged, 0]
-    wrong = (raw.nearest[ranked.judged, 0] == hub) & (raw.best > 1) & (after >= 0)
-    places = hubness.pick_evenly(np.flatnonzero(wrong), EXAMPLES).tolist()
-    ids = [ranked.ids[row] for row in after[places].tolist()]
-    misled = []
-    for place, id, name in zip(places, ids, ranked.names(ids), strict=True):
-        misled.append(Misled(ranked.asked[place], name, id in ranked.true[place]))
-    return misled
 
 
 def _measure_methods(
@@ -248,7 +232,6 @@ def _measure_whole_gallery(
     return {
         "median_rank": interval(ranks.best, seed, np.median),
         "mean_rank": interval(ranks.best, seed),
-        "mean_average_precision": interval(average_precision(ranks, task.k), seed),
         "ndcg": interval(ndcg(ranks, task.k), seed),
         "skewness": hubness_interval(ranking.nearest, targets, hubness.skewness, seed),
     }

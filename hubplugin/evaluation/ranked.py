@@ -10,14 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank, BankLike, PreparedBank
+from hubplugin.bank import Bank, BankLike, PreparedBank, compare
 from hubplugin.compute import (
     TIE,
     Compute,
-    Similarities,
     TopK,
     TruthCounts,
-    dense,
     search,
     topk,
 )
@@ -170,29 +168,35 @@ def rank_store(
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
-    count = store.count()
-    if not count:
-        raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     queries = Directed.of(task.queries, store.metric, log=True)
     rows = original_rows(queries)
-    truth_by_row = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(truth_by_row[row]) for row in rows])
+    given = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(given[row]) for row in rows])
     if not len(judged):
         raise _nothing_judged(queries.name)
-    searched = store if condition is None else store.with_filter(condition)
-    vectors = queries.array()
+    count = store.count()
+    facts: dict[str, Any] = {
+        "metric": store.metric.value,
+        "targets": count,
+        "store": store.url,
+        "condition": condition,
+    }
     candidates = [Candidate(RAW, RAW, {})]
-    active = None
-    forecast = None
     correction = store.correction()
     if correction is not None and correction.active:
         model = correction.model
-        active = describe_method(model.method, model.parameters)
-        forecast = _forecast(model)
+        facts["correction"] = describe_method(model.method, model.parameters)
+        facts["forecast"] = _forecast(model)
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
+    searched = store if condition is None else store.with_filter(condition)
+    vectors = queries.array()
     hits = [_search_store(searched, vectors, task, each.label) for each in candidates]
     ids = [*dict.fromkeys(chain.from_iterable(chain.from_iterable(hits)))]
-    true = _as_store_ids([truth_by_row[row] for row in rows[judged]], ids)
+    # Files may write as text what is a number in the store.
+    by_text = {str(key): key for key in ids}
+    true = []
+    for row in rows[judged]:
+        true.append([by_text.get(str(key), key) for key in given[row]])
     rankings = []
     for candidate, found in zip(candidates, hits, strict=True):
         nearest = _places_of(found, ids, task.k)
@@ -206,14 +210,6 @@ def rank_store(
             f"as {example}; ground truth names {true[0][0]!r}: expected ids of the "
             "store, in the order of the queries"
         )
-    facts = {
-        "metric": store.metric.value,
-        "targets": count,
-        "store": store.url,
-        "correction": active,
-        "forecast": forecast,
-        "condition": condition,
-    }
     return Ranked(
         rankings,
         ids,
@@ -224,18 +220,6 @@ def rank_store(
         lambda keys: display_names(keys, naming),
         facts,
     )
-
-
-def _as_store_ids(
-    true: Sequence[Mapping[Id, float]], ids: Sequence[Id]
-) -> list[list[Id]]:
-    """Return the true targets of each query by their ids in the store.
-
-    Files may write as text what is a number in the store. True targets that are not
-    among the `ids` that were found keep the id of the file.
-    """
-    by_text = {str(key): key for key in ids}
-    return [[by_text.get(str(key), key) for key in keys] for keys in true]
 
 
 def _places_of(found: Sequence[Sequence[Id]], ids: Sequence[Id], k: int) -> np.ndarray:
@@ -261,7 +245,7 @@ def _forecast(model: OffsetModel) -> Side | None:
     if at_fit is None or at_fit.right is None:
         return None
     before, after, *change = at_fit.right
-    # The model keeps neither p nor the number of queries.
+    # The model keeps neither the error nor the number of queries.
     return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
@@ -390,8 +374,8 @@ class Arrays:
         name, *settings = method.split() or [""]
         parameters: dict[str, Setting] = {}
         for setting in settings:
-            key, equals, value = setting.partition("=")
-            if not equals:
+            key, _, value = setting.partition("=")
+            if not value:
                 raise InputError(
                     f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, "
                     "as in 'is tau=0.05'"
@@ -399,8 +383,7 @@ class Arrays:
             parameters[key] = value
         if name in PLANS:
             if parameters:
-                given = ", ".join(parameters)
-                raise InputError(f"method {name!r} takes no parameters, got {given}")
+                raise InputError(f"method {name!r} takes no parameters")
             require_solvable(name, len(self.queries), self.targets.rows)
 
             def plan(rows: slice) -> np.ndarray:
@@ -440,7 +423,7 @@ class Arrays:
 
     def _similarities(self, rows: slice) -> np.ndarray:
         quiet = self.task.compute.without_progress
-        return dense(Similarities(self.queries[rows], self.metric, quiet), self.targets)
+        return compare(self.queries[rows], self.targets, self.metric, quiet)
 
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
         """Rank by each candidate.
@@ -500,9 +483,9 @@ class Arrays:
             height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
         rng = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
-            stop = min(start + height, count)
-            found = scores(slice(start, stop))
-            first, last = np.searchsorted(truth.query_rows, [start, stop])
+            rows = slice(start, min(start + height, count))
+            found = scores(rows)
+            first, last = np.searchsorted(truth.query_rows, [start, rows.stop])
             for pair in range(first, last):
                 row = found[truth.query_rows[pair] - start]
                 own = row[truth.target_rows[pair]]
@@ -514,6 +497,6 @@ class Arrays:
                 # order breaks these ties, or targets in low rows would win them all.
                 smallest = found[found > 0].min()
                 found = found + rng.random(found.shape) * smallest * 1e-3
-            nearest[start:stop] = topk(found, self.task.k)[1]
-            compute.report(f"ranking by {candidate.label}", stop, count)
+            nearest[rows] = topk(found, self.task.k)[1]
+            compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest

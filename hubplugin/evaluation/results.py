@@ -110,7 +110,6 @@ class MethodResult:
     adjusted_p: float | None = None
     median_rank: Figure | None = None
     mean_rank: Figure | None = None
-    mean_average_precision: Figure | None = None
     ndcg: Figure | None = None
     skewness: Figure | None = None
 
@@ -132,7 +131,7 @@ class Results(Result):
     """The results of `evaluate`: raw search and corrections on the same queries.
 
     judged: How many queries have a true target.
-    k: How many targets a query finds, for the k-occurrence, mAP and nDCG.
+    k: How many targets a query finds, for the k-occurrence and nDCG.
     methods: One for each ranking; the raw search comes first.
     best: The label of the method recommended on these queries; None if no method is better
         than the raw search beyond chance.
@@ -295,15 +294,14 @@ class Results(Result):
                 "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
                 f"{100 * each.recall[k].value:.1f}",
             ]
-            ranks = (each.median_rank, each.mean_average_precision, each.ndcg)
-            for figure in (*ranks, each.skewness):
+            for figure in (each.median_rank, each.ndcg, each.skewness):
                 cells.append("" if figure is None else decimal(figure.value))
             direction = None if each is self.raw else DIRECTIONS[each.sign]
             rows.append(Row(cells, direction))
-        columns = f"method R@1 gain p R@{k} rank mAP nDCG skew".split()
+        columns = f"method R@1 gain p R@{k} rank nDCG skew".split()
         note = (
             "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
-            f"mAP, nDCG: at {self.k}. skew: skewness."
+            f"nDCG: at {self.k}. skew: skewness."
         )
         return Section("Every method", rows, columns, note=note)
 

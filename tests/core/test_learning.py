@@ -415,10 +415,12 @@ def test_what_cannot_learn_is_refused_in_one_line(pairs):
         "400 different pairs of 5 targets": {
             "bank": hubplugin.Bank(queries, answers % 5)
         },
-        "default method, not with method='csls'": {"method": "csls"},
-        "not for metric='euclidean'": {"metric": "euclidean"},
-        "pass targets=": {"targets": None},
-        "does not go with executor=": {"executor": object()},
+        "the default method, an inner product, a gallery and no executor: change method=": {
+            "method": "csls"
+        },
+        "change metric=": {"metric": "euclidean"},
+        "change targets=": {"targets": None},
+        "change executor=": {"executor": object()},
         "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {
             "learn": "fold"
         },
