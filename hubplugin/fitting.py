@@ -35,7 +35,7 @@ def fit(
 
     Args:
         targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path
-            (.npy, .npz, .safetensors, .parquet), or a store. Needed by blend, sn and
+            (.npy, .parquet), or a store. Needed by blend, sn and
             dbsn; offsets are centred on it. None if it is not known yet.
         bank: The example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or
             queries and what is known of their answers. dualis needs vectors of answers,

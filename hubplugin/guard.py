@@ -18,7 +18,7 @@ from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, compare, p
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.measures.hubness import pick_evenly
-from hubplugin.measures.significance import Side
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
@@ -112,13 +112,14 @@ class Trial(Figures):
     @property
     def hubness(self) -> int:
         """1 if hubness rises beyond chance, -1 if it falls, else 0."""
-        low, high = self._rise()
-        return int(low > 0) - int(high < 0)
+        return self.rise.sign
 
-    def _rise(self) -> tuple[float, float]:
-        """Return the 95 % interval of the rise of skewness."""
+    @property
+    def rise(self) -> Figure:
+        """The rise of skewness, with its interval over other held-out queries."""
         rise = self.skewness - self.raw.skewness
-        return rise - 1.96 * self.noise, rise + 1.96 * self.noise
+        room = 1.96 * self.noise
+        return Figure(rise, rise - room, rise + room)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -144,11 +145,10 @@ class Trial(Figures):
 
     def change_of_skewness(self) -> str:
         """Describe the change with its 95 % interval over other held-out queries."""
-        low, high = self._rise()
         change = _change(self.raw.skewness, self.skewness)
         return (
             f"hubness (skewness) goes {change} on {self.queries:,} held-out queries "
-            f"(a change of {low:+.2f} to {high:+.2f})"
+            f"(a change of {self.rise.low:+.2f} to {self.rise.high:+.2f})"
         )
 
     def __str__(self) -> str:
@@ -398,15 +398,12 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raise CorrectionRefused if `bank` is too small for `method`.
+    """Raise CorrectionRefused if a bank is too small for `method`.
 
-    It does not need the gallery.
+    Raises InputError if it is too small for any. It does not need the gallery.
     """
     distinct = len(bank.distinct)
-    try:
-        require_enough(distinct)
-    except InputError as error:
-        raise _refusal(*error.args, *COLLECT) from None
+    require_enough(distinct)
     is_paired = bank.known_answers is not None
     objections = _objections_to_size(method, distinct, is_paired)
     if objections:

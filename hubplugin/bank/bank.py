@@ -13,7 +13,7 @@ import numpy as np
 
 from hubplugin.bank.embedding import Embed, embed_texts
 from hubplugin.bank.prepared import PreparedBank, compare, number_rows
-from hubplugin.bank.texts import Texts, as_ids, read_clicks, read_texts
+from hubplugin.bank.texts import Texts, as_ids, holds_texts, read_clicks, read_texts
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
@@ -67,9 +67,9 @@ class Bank:
     Wherever a bank is taken, the queries alone will do. Files are read, and texts
     embedded, where the bank is used; InputError says there what cannot be.
 
-    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz,
-        .safetensors, .parquet). With `embed`, texts or a file of texts (.txt, .jsonl,
-        .csv, .tsv, .parquet). None: those recorded of a store.
+    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .parquet).
+        With `embed`, texts or a file of texts (.txt, .jsonl, .csv, .tsv, .parquet).
+        None: those recorded of a store.
     answers: What is known of what they ask for, in one of two forms, each as a value or
         as a file.
         Vectors [p, d], the *target bank*: examples of what such queries ask for, which
@@ -183,8 +183,13 @@ class Bank:
         answers: Any = self.answers
         if isinstance(answers, (str, os.PathLike)):
             path = Path(answers)
-            if path.suffix in CLICKS:
+            if holds_texts(path):
                 require_file(path, "answers")
+                if path.suffix not in CLICKS:
+                    raise InputError(
+                        f"answers: {path.name!r} is no file of answers; expected .csv, "
+                        ".tsv or .npy, or vectors"
+                    )
                 return path
             if path.suffix == ".npy":
                 answers = open_npy(path, "answers")

@@ -24,10 +24,10 @@ from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import ndcg
 from hubplugin.measures.significance import (
+    Side,
     adjust,
     hubness_interval,
     interval,
-    measure_change,
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -181,7 +181,7 @@ def _measure_methods(
     ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
     raw, *others = ranked.rankings
-    versus = [measure_change(raw.best <= 1, other.best <= 1) for other in others]
+    versus = [Side.of(raw.best <= 1, other.best <= 1) for other in others]
     adjusted = adjust([comparison.p for comparison in versus])
     recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
     results = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -12,7 +11,7 @@ from pydantic import Field, InstanceOf
 
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
-from hubplugin.measures.significance import Comparison, Figure, Side, measure_change
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
@@ -106,7 +105,7 @@ class MethodResult:
     )
     hubness: Hubness | None = None
     most_found: float | None = None
-    versus_raw: Comparison | None = None
+    versus_raw: Side | None = None
     adjusted_p: float | None = None
     median_rank: Figure | None = None
     mean_rank: Figure | None = None
@@ -180,7 +179,7 @@ class Results(Result):
         """The method that is shown beside the raw search, see `usable_best`; None if none is."""
         return usable_best(self.methods)
 
-    def compare(self, first: str, second: str) -> Comparison:
+    def compare(self, first: str, second: str) -> Side:
         """Compare method `second` with `first`, on the same queries.
 
         Args:
@@ -191,7 +190,7 @@ class Results(Result):
             InputError: No method has such a label.
         """
         before = self[first].best_ranks <= 1
-        return measure_change(before, self[second].best_ranks <= 1)
+        return Side.of(before, self[second].best_ranks <= 1)
 
     def page(self) -> Page:
         headline, sign = self._headline()
@@ -202,14 +201,14 @@ class Results(Result):
         if self.store is None:
             sections.append(self._list_methods())
         sections.append(list_hubs(self.hubs, labels, self.k, self.anti_hubs))
-        if shown is not None and shown.versus_raw is not None:
-            sections.append(self._count_changes(shown.versus_raw))
+        if self.change is not None:
+            sections.append(self._count_changes(self.change))
         steps = []
         if self.store is not None and sign < 0:
             steps.append(Step("searches are raw again", "remove"))
         return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
 
-    def _count_changes(self, versus: Comparison) -> Section:
+    def _count_changes(self, versus: Side) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
@@ -250,12 +249,7 @@ class Results(Result):
     @property
     def change(self) -> Side | None:
         """R@1 of the raw search and of the method `shown`."""
-        shown = self.shown
-        if shown is None or shown.versus_raw is None:
-            return None
-        recalls = self.raw.recall[1].value, shown.recall[1].value
-        change = shown.versus_raw.difference
-        return Side(*recalls, math.nan, self.judged, "queries", change)
+        return None if self.shown is None else self.shown.versus_raw
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the section that compares the raw search and the method shown."""

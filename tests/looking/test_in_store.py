@@ -72,7 +72,7 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
             zip(values.tolist(), times.tolist(), strict=True)
         )
     versus = found["corrected"].versus_raw
-    assert versus.won - versus.lost == pytest.approx(QUERIES * versus.difference.value)
+    assert versus.won - versus.lost == pytest.approx(QUERIES * versus.change.value)
     assert (found.queries, found.judged, found.targets) == (QUERIES, QUERIES, ROWS)
 
 

@@ -347,7 +347,7 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
         ({"method": "dualis"}, "pass answers="),
         ({"compute": hubplugin.Compute("abacus")}, "device 'abacus' is not usable"),
         ({"vector_name": "x"}, "'vector_name' is no argument here"),
-        ({"few": 9}, "query bank has 9 distinct queries; .* nothing was changed"),
+        ({"few": 9}, "query bank has 9 distinct queries; .* needs at least 10"),
         (
             {"few": 20, "method": "dbsn"},
             "'dbsn' needs 400 distinct queries, the bank has 20; .*: use method='blend'",
