@@ -33,14 +33,9 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-__all__ = ["METHODS", "Method", "build_method", "configure"]
+__all__ = ["METHODS", "Method", "build_method"]
 
 Configuration = TypeVar("Configuration", bound=BaseModel)
-
-
-def configure(method: str, **parameters: Setting) -> Method:
-    """Return a method with its parameters. Raises InputError as `build_method`."""
-    return build_method(METHODS, method, parameters)
 
 
 def build_method(

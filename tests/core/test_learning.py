@@ -47,8 +47,8 @@ def prepared(targets, queries, answers=None):
     return bank.prepare("cosine", Compute("cpu")).against(targets)
 
 
-def teachers_of(targets, log, learn=True, judged=None):
-    banks = learning.Teachers.read(log, learn, judged, "cosine", Compute("cpu"))
+def teachers_of(targets, log, learn=True):
+    banks = learning.Teachers.read(log, learn, "cosine", Compute("cpu"))
     return banks.against(targets)
 
 
@@ -327,6 +327,16 @@ def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(pairs):
     assert set(fold.test) <= set(fold.teach)
 
 
+def test_clicks_that_somebody_has_looked_at_choose_beside_a_noisy_log(pairs, rng):
+    targets, queries, answers = pairs
+    noisy = np.where(rng.random(PAIRS) < 0.2, rng.permutation(answers), answers)
+    looked_at = hubplugin.Bank(queries, np.where(np.arange(PAIRS) < 60, answers, -1))
+    lesson = banks_of(targets, looked_at, hubplugin.Bank(queries, noisy))
+    assert lesson.other.queries == 60
+    assert lesson.model.query_map.strength > 0
+    assert len(lesson.model.terms[0].bank) == PAIRS
+
+
 def test_titles_that_mislead_do_not_teach_beside_clicks(pairs, rng):
     targets, queries, answers = pairs
     other_turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
@@ -451,35 +461,6 @@ def test_a_file_has_the_map(pairs, tmp_path):
     assert plain.fingerprint != model.fingerprint
 
 
-def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    for expected, judged, arguments in (
-        (
-            "the judged bank has 49 different pairs",
-            hubplugin.Bank(queries[:49], answers[:49]),
-            {},
-        ),
-        (
-            "judged= is for logs",
-            hubplugin.Bank(queries, targets[answers]),
-            {},
-        ),
-        ("pass learn=True", bank, {"learn": False}),
-    ):
-        with pytest.raises(InputError, match=expected.replace("(", r"\(")):
-            hubplugin.fit(
-                **(
-                    {"targets": targets, "bank": bank, "judged": judged, "learn": True}
-                    | arguments
-                )
-            )
-    model = hubplugin.fit(
-        targets, bank, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60])
-    )
-    assert model.query_map.strength > 0
-
-
 def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng):
     before, after = (rng.random(300) < 0.5 for _ in range(2))
     side = Side.of(before.astype(float), after.astype(float), "pairs")
@@ -543,13 +524,6 @@ def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
             any("real queries gained 0 to 6 points" in note for note in lesson.notes)
             == unasked
         )
-    judged = hubplugin.Bank(queries[260:320], answers[260:320])
-    lesson = banks_of(targets, hubplugin.Bank(queries[200:260]), titles, judged)
-    assert (lesson.unasked, lesson.other.queries, lesson.model.query_map.pairs) == (
-        False,
-        60,
-        200,
-    )
 
 
 def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
@@ -572,8 +546,8 @@ def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(pairs, rn
         match=r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest",
     ):
         hubplugin.fit(targets, elsewhere, learn=titles)
-    judged = hubplugin.Bank(elsewhere[:100], answers[200:300])
-    assert not banks_of(targets, hubplugin.Bank(elsewhere), titles, judged).unasked
+    few = np.where(np.arange(200) < 100, answers[200:], -1)
+    assert not banks_of(targets, hubplugin.Bank(elsewhere, few), titles).unasked
 
 
 def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_choose(

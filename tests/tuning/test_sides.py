@@ -9,7 +9,7 @@ import hubplugin
 from hubplugin.bank import Bank, find_missing, places
 from hubplugin.compute import Compute
 from hubplugin.guard import judge, look_like_wrong_clicks, try_paraphrases
-from hubplugin.methods import configure
+from hubplugin.methods import METHODS
 from hubplugin.registry import open_store
 from hubplugin.store import Batch
 from hubplugin.validation import FOLDS, fitted_by, folds_within
@@ -48,7 +48,7 @@ def test_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
         offsets = formulas.offsets("is", fitted, targets, "cosine", tau=0.05)
         probes = np.flatnonzero(fold_of == fold)
         hits += [*((raw[probes] + offsets).argmax(axis=1) == clicks[probes])]
-    asked = asked_before(wordings, configure("is", tau=0.05))
+    asked = asked_before(wordings, METHODS["is"](tau=0.05))
     assert (asked.queries, asked.what) == (300, "other wordings")
     right = raw[:300].argmax(axis=1) == clicks[:300]
     assert asked.before == pytest.approx(right.mean())
@@ -95,7 +95,7 @@ def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     _, targets, clicks = wordings
     noise = np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
     queries = targets.astype(np.float32)[clicks] + noise
-    asked = asked_before((queries, targets, clicks), configure("is"))
+    asked = asked_before((queries, targets, clicks), METHODS["is"]())
     assert asked.before == 1
     assert asked.queries < 250
     assert judge(targets, Bank(queries, clicks), "is").raw.recall == 1
@@ -105,7 +105,7 @@ def test_of_small_banks_and_of_one_wording_each_nothing_is_said(wordings):
     queries, targets, clicks = wordings
     for rows in (np.arange(99), np.r_[0:300:3, 300:400]):
         few = (queries[rows], targets, clicks[rows])
-        assert asked_before(few, configure("is")) is None
+        assert asked_before(few, METHODS["is"]()) is None
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
