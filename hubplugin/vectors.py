@@ -517,13 +517,12 @@ def _not_parquet(name: str, error: Exception) -> InputError:
     return InputError(f"{name}: cannot be read as .parquet: {one_line(error)}")
 
 
-def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
-    """Raise InputError if `path` is no file; the error says what was `expected`."""
-    begins = f"{name}: " if name else ""
+def require_file(path: Path, name: str, expected: str = "a file") -> None:
+    """Raise InputError if the path of `name` is no file; it says what was `expected`."""
     if os.path.isdir(path):
-        raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
+        raise InputError(f"{name}: {str(path)!r} is a folder; expected {expected}")
     if not os.path.isfile(path):
-        raise InputError(f"{begins}there is no file {str(path)[-200:]!r}")
+        raise InputError(f"{name}: there is no file {str(path)[-200:]!r}")
 
 
 def from_file(text: str, name: str) -> Vectors:

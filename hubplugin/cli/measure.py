@@ -143,9 +143,9 @@ def evaluate(
     if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
-        require_file(Path(truth))
+        require_file(Path(truth), "truth")
     if not is_store and show is not None:
-        require_file(Path(show))
+        require_file(Path(show), "names")
     query_model = embed
     if embedding(bank, embed) is not None:  # the queries may then be vectors
         query_model = embedding(source, embed)

@@ -159,9 +159,8 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         examples += _draw_examples(ranked, corrected, "lost", task.seed)
     hubs = []
     for row, name in zip(rows, names, strict=False):
-        found_by = {}
-        for method, occurrence in zip(methods, occurrences, strict=True):
-            found_by[method.label] = int(occurrence[row])
+        counts = zip(methods, occurrences, strict=True)
+        found_by = {method.label: int(each[row]) for method, each in counts}
         hubs.append(Hub(ranked.ids[row], name, found_by))
     return Results(
         queries=len(ranked.rankings[0].nearest),
@@ -180,18 +179,27 @@ def results_of(ranked: Ranked, task: Task) -> Results:
 def _measure_methods(
     ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
+    """Return the figures of each ranking."""
+    seed = task.seed
     raw, *others = ranked.rankings
     versus = [Side.of(raw.best <= 1, other.best <= 1) for other in others]
-    adjusted = adjust([comparison.p for comparison in versus])
-    recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
-    results = []
-    for number, ranking in enumerate(ranked.rankings):
+    adjusted = adjust([side.p for side in versus])
+    results = list[MethodResult]()
+    for ranking, occurrence, versus_raw, p in zip(
+        ranked.rankings, occurrences, [None, *versus], [None, *adjusted], strict=True
+    ):
         candidate = ranking.candidate
-        occurrence = occurrences[number]
         recall = {}
-        for k in recall_at:
-            recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
-        figures = _measure_whole_gallery(ranking, len(ranked.ids), task)
+        for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
+            recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
+        figures: dict[str, Any] = {}
+        if ranking.ranks is not None:
+            figures["median_rank"] = interval(ranking.best, seed, np.median)
+            figures["mean_rank"] = interval(ranking.best, seed)
+            figures["ndcg"] = interval(ndcg(ranking.ranks, task.k), seed)
+            figures["skewness"] = hubness_interval(
+                ranking.nearest, len(occurrence), hubness.skewness, seed
+            )
         if ranked.count is None:
             times = hubness.count_targets(occurrence)
             times.pop(0, None)  # nobody knows how many there are that no query finds
@@ -200,9 +208,6 @@ def _measure_methods(
             times = hubness.count_targets(of_all)
             figures["hubness"] = hubness.Hubness.of(of_all, task.k)
             figures["most_found"] = hubness.share_of_most_found(of_all)
-        if number:
-            figures["versus_raw"] = versus[number - 1]
-            figures["adjusted_p"] = adjusted[number - 1]
         results.append(
             MethodResult(
                 label=candidate.label,
@@ -214,27 +219,13 @@ def _measure_methods(
                 storable=candidate.scores is None,
                 transductive=candidate.method in PLANS,
                 best_ranks=ranking.best,
+                versus_raw=versus_raw,
+                adjusted_p=p,
                 **figures,
             )
         )
-        task.compute.report("bootstrap intervals", number + 1, len(ranked.rankings))
+        task.compute.report("bootstrap intervals", len(results), len(ranked.rankings))
     return results
-
-
-def _measure_whole_gallery(
-    ranking: Ranking, targets: int, task: Task
-) -> dict[str, Any]:
-    """Return the figures that need the ranks of all true targets; none for a store."""
-    ranks = ranking.ranks
-    if ranks is None:
-        return {}
-    seed = task.seed
-    return {
-        "median_rank": interval(ranks.best, seed, np.median),
-        "mean_rank": interval(ranks.best, seed),
-        "ndcg": interval(ndcg(ranks, task.k), seed),
-        "skewness": hubness_interval(ranking.nearest, targets, hubness.skewness, seed),
-    }
 
 
 def _draw_examples(

@@ -86,7 +86,7 @@ def count_targets(occurrence: np.ndarray) -> dict[int, int]:
     return dict(zip(values.tolist(), times.tolist(), strict=True))
 
 
-def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
+def hubs(occurrence: np.ndarray, count: int) -> np.ndarray:
     """Return the rows of the `count` targets with the largest N, the largest first.
 
     Equals come in the order of their rows: int64 [min(count, n)].

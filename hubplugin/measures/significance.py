@@ -111,7 +111,6 @@ def interval(
     values: np.ndarray,
     seed: int,
     statistic: Callable[..., np.ndarray] = np.mean,
-    resamples: int = RESAMPLES,
 ) -> Figure:
     """Return a figure of queries with its percentile bootstrap interval (Efron 1979).
 
@@ -119,7 +118,6 @@ def interval(
         values: Of the queries [j].
         seed: Of the resampling.
         statistic: Reduces the axis that it is given as `axis`, as np.mean does.
-        resamples: How many.
     """
     values = np.sort(values)
     value = float(statistic(values, axis=0))
@@ -129,8 +127,8 @@ def interval(
     rng = np.random.default_rng(seed)
     drawn = list[np.ndarray]()
     batch = max(1, DRAWN // count)
-    for start in range(0, resamples, batch):
-        rows = rng.integers(0, count, (min(batch, resamples - start), count))
+    for start in range(0, RESAMPLES, batch):
+        rows = rng.integers(0, count, (min(batch, RESAMPLES - start), count))
         drawn.append(statistic(values[rows], axis=1))
     low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value, float(low), float(high))
