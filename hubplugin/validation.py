@@ -24,7 +24,7 @@ from hubplugin.bank import PreparedBank, compare, number_rows
 from hubplugin.compute import topk
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import count_targets, k_occurrence, skewness
-from hubplugin.measures.significance import Figure, Side
+from hubplugin.measures.significance import Side
 from hubplugin.methods import Method
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
@@ -521,11 +521,6 @@ class Figures:
     def recall(self) -> float | None:
         """R@1, 0 to 1."""
         return None if self.right is None else self.right.after
-
-    @property
-    def change(self) -> Figure | None:
-        """The change of R@1 over no correction, with its interval."""
-        return None if self.right is None else self.right.change
 
     @property
     def name(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,12 +72,6 @@ class Task:
     k: int
     seed: int
     compute: Compute
-
-    def name(self, rows: np.ndarray) -> list[str]:
-        """Return what reports call the queries in `rows`."""
-        if self.query_names is None:
-            return [f"query {row}" for row in rows]
-        return [str(self.query_names[row]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -190,53 +184,40 @@ def rank_store(
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     searched = store if condition is None else store.with_filter(condition)
     vectors = queries.array()
-    hits = [_search_store(searched, vectors, task, each.label) for each in candidates]
-    ids = [*dict.fromkeys(chain.from_iterable(chain.from_iterable(hits)))]
+    place_of: dict[Id, int] = {}
+    finds = []
+    for each in candidates:
+        finds.append(_search_store(searched, vectors, task, each.label, place_of))
     # Files may write as text what is a number in the store.
-    by_text = {str(key): key for key in ids}
+    by_text = {str(key): key for key in place_of}
     true = []
     for row in rows[judged]:
         true.append([by_text.get(str(key), key) for key in given[row]])
     rankings = []
-    for candidate, found in zip(candidates, hits, strict=True):
-        nearest = _places_of(found, ids, task.k)
-        judged_finds = zip([found[place] for place in judged], true, strict=True)
-        best = np.array([_best_rank(keys, own) for keys, own in judged_finds])
+    for candidate, nearest in zip(candidates, finds, strict=True):
+        best = np.full(len(judged), math.inf)
+        for number, keys in enumerate(true):
+            places = [place_of[key] for key in keys if key in place_of]
+            ranks = np.flatnonzero(np.isin(nearest[judged[number]], places)) + 1.0
+            best[number] = ranks.min(initial=math.inf)
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
-        example = repr(ids[0]) if ids else "nothing"
+        example = next(iter(place_of), None)
         raise InputError(
             f"no query finds a true target in {store.url}, whose searches find ids such "
-            f"as {example}; ground truth names {true[0][0]!r}: expected ids of the "
+            f"as {example!r}; ground truth names {true[0][0]!r}: expected ids of the "
             "store, in the order of the queries"
         )
     return Ranked(
         rankings,
-        ids,
+        [*place_of],
         count if condition is None else None,
         judged,
-        task.name(rows[judged]),
+        _name_rows(task.query_names, "query", rows[judged]),
         true,
         lambda keys: display_names(keys, naming),
         facts,
     )
-
-
-def _places_of(found: Sequence[Sequence[Id]], ids: Sequence[Id], k: int) -> np.ndarray:
-    """Return the places in `ids` of what each query found: [q, k], filled up with -1."""
-    places = {key: place for place, key in enumerate(ids)}
-    nearest = np.full((len(found), k), -1, np.int64)
-    for row, keys in enumerate(found):
-        nearest[row, : len(keys)] = [places[key] for key in keys]
-    return nearest
-
-
-def _best_rank(found: Sequence[Id], true: Sequence[Id]) -> float:
-    """Return the rank of the first of the `true` targets, infinite if none is found."""
-    for rank, key in enumerate(found, start=1):
-        if key in true:
-            return rank
-    return math.inf
 
 
 def _forecast(model: OffsetModel) -> Side | None:
@@ -250,15 +231,22 @@ def _forecast(model: OffsetModel) -> Side | None:
 
 
 def _search_store(
-    store: Store, queries: np.ndarray, task: Task, label: str
-) -> list[list[Id]]:
-    """Return the ids that each query finds, nearest first, by the search `label`."""
-    hits: list[list[Id]] = []
+    store: Store, queries: np.ndarray, task: Task, label: str, place_of: dict[Id, int]
+) -> np.ndarray:
+    """Return the places of what each query finds by the search `label` [q, k].
+
+    A query that finds fewer is filled up with -1. Ids that were not found before get
+    the next places in `place_of`.
+    """
+    nearest = np.full((len(queries), task.k), -1, np.int64)
     for start in range(0, len(queries), BATCH):
         batch = queries[start : start + BATCH]
-        hits += store.search(batch, task.k, raw=label == RAW).ids
-        task.compute.report(f"searching {label}", len(hits), len(queries))
-    return hits
+        hits = store.search(batch, task.k, raw=label == RAW).ids
+        for row, ids in enumerate(hits, start):
+            found = [place_of.setdefault(id, len(place_of)) for id in ids]
+            nearest[row, : len(ids)] = found
+        task.compute.report(f"searching {label}", start + len(hits), len(queries))
+    return nearest
 
 
 def _nothing_judged(name: str) -> InputError:
@@ -299,60 +287,48 @@ def rank_arrays(
     if RAW in models:
         raise InputError(f"a model cannot be labelled {RAW!r}; name it by another word")
     called = as_names(names, whole.rows, "names")
-    facts: dict[str, Any] = {"metric": metric.value, "targets": gallery.rows}
     prepared = None
     if bank is not None:
         prepared = Bank.of(bank).prepare(metric, task.compute)
         prepared = replace(prepared, clicks=None).against(gallery)
-        facts["query_bank"] = len(prepared.query_bank)
-        if prepared.target_bank is not None:
-            facts["target_bank"] = len(prepared.target_bank)
+        if methods is None:
+            has_answers = prepared.target_bank is not None
+            methods = [name for name in METHODS if name != "dualis" or has_answers]
     given = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
-    pairs = _leave_out_zeros(given, queries, gallery)
+    query_rows = locate_rows(queries, given.query_rows)
+    target_rows = locate_rows(gallery, given.target_rows)
+    kept = (query_rows >= 0) & (target_rows >= 0)
+    if not kept.any():
+        raise _nothing_judged(f"{queries.name} or {gallery.name}")
+    pairs = Truth(query_rows[kept], target_rows[kept], given.grades[kept])
     arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
-    if methods is None and prepared is not None:
-        has_answers = prepared.target_bank is not None
-        methods = [name for name in METHODS if name != "dualis" or has_answers]
     # A dictionary, so that a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
     for method in methods or ():
         candidates[method] = arrays.by_method(method)
     for label, model in models.items():
         candidates[label] = arrays.by_model(label, model)
-    ids = original_rows(gallery).tolist()
-    true = []
-    for rows in np.split(pairs.target_rows, pairs.starts[1:]):
-        true.append([ids[row] for row in rows.tolist()])
-
-    def name_all(keys: Sequence[Id]) -> list[str]:
-        if called is None:
-            return [f"target {key}" for key in keys]
-        return [str(called[int(key)]) for key in keys]
-
+    ids = original_rows(gallery)
+    judged = original_rows(queries)[pairs.judged]
     return Ranked(
         arrays.rank([*candidates.values()]),
-        ids,
+        ids.tolist(),
         gallery.rows,
         pairs.judged,
-        task.name(original_rows(queries)[pairs.judged]),
-        true,
-        name_all,
-        facts,
+        _name_rows(task.query_names, "query", judged),
+        [ids[rows].tolist() for rows in np.split(pairs.target_rows, pairs.starts[1:])],
+        partial(_name_rows, called, "target"),
+        {"metric": metric.value, "targets": gallery.rows},
     )
 
 
-def _leave_out_zeros(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
-    """Return the true pairs by their rows in `queries` and `targets`.
-
-    Pairs whose query or target is a zero vector, and so missing there, are dropped.
-    Raises InputError if no pair is left.
-    """
-    query_rows = locate_rows(queries, truth.query_rows)
-    target_rows = locate_rows(targets, truth.target_rows)
-    kept = (query_rows >= 0) & (target_rows >= 0)
-    if not kept.any():
-        raise _nothing_judged(f"{queries.name} or {targets.name}")
-    return Truth(query_rows[kept], target_rows[kept], truth.grades[kept])
+def _name_rows(
+    names: Sequence[object] | None, kind: str, rows: Iterable[Any]
+) -> list[str]:
+    """Return what reports call the queries or targets in `rows`."""
+    if names is None:
+        return [f"{kind} {row}" for row in rows]
+    return [str(names[row]) for row in rows]
 
 
 @dataclass(frozen=True)

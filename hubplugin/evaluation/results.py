@@ -136,7 +136,6 @@ class Results(Result):
         than the raw search beyond chance.
     anti_hubs: Some of the targets that no query finds.
     examples: Queries that the method `shown` won and lost.
-    query_bank, target_bank: The rows of the banks; None for a store.
     store: The URL of the store.
     correction: The active correction of the store.
     condition: The filter of the search in the store.
@@ -154,8 +153,6 @@ class Results(Result):
     hubs: list[Hub]
     anti_hubs: list[str] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
-    query_bank: int | None = None
-    target_bank: int | None = None
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
@@ -206,7 +203,10 @@ class Results(Result):
         steps = []
         if self.store is not None and sign < 0:
             steps.append(Step("searches are raw again", "remove"))
-        return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
+        scene = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
+        if self.condition is not None:
+            scene.append(f"filter {self.condition}")
+        return Page(headline, DIRECTIONS[sign], " · ".join(scene), sections, steps)
 
     def _count_changes(self, versus: Side) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
@@ -219,12 +219,6 @@ class Results(Result):
             *(example.row() for example in self.examples),
         ]
         return Section("Won and lost", rows, ("", "queries"))
-
-    def _scene(self) -> str:
-        parts = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
-        if self.condition is not None:
-            parts.append(f"filter {self.condition}")
-        return " · ".join(parts)
 
     def _headline(self) -> tuple[str, int]:
         """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
