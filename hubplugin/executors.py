@@ -256,7 +256,7 @@ def read_by_workers(
     queries = PreparedBank(bank.query_bank, bank.metric, quiet)
     share = SAMPLE / max(total, SAMPLE)
     finds_answers = method.answers != "kept"
-    read = _ReadShard(queries, share, finds_answers)
+    read = partial(_read_shard, queries, share, finds_answers)
     found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
     parts = [part for part, _ in found if part is not None]
     if not parts:
@@ -293,31 +293,28 @@ class _Summary:
     nearest: tuple[np.ndarray, ...]
 
 
-@dataclass(frozen=True)
-class _ReadShard:
-    """The work on a shard in a fit. share: The share of its rows in the sample."""
+def _read_shard(
+    queries: PreparedBank, share: float, finds_answers: bool, number: int, shard: Shard
+) -> tuple[_Summary | None, int]:
+    """Return the summary of a shard, if any, and its number of zero vectors.
 
-    bank: PreparedBank
-    share: float
-    finds_answers: bool
-
-    def __call__(self, number: int, shard: Shard) -> tuple[_Summary | None, int]:
-        """Return the summary of a shard, if any, and its number of zero vectors."""
-        vectors = None
-        try:
-            vectors = shard.vectors()
-            if vectors is None:
-                return None, 0
-            bank = self.bank.against(vectors)
-        except EmptyInput:
-            return None, 0 if vectors is None else vectors.rows
-        targets = bank.require_targets()
-        is_drawn = np.random.default_rng([0, number]).random(targets.rows) < self.share
-        sample = targets.select(np.flatnonzero(is_drawn))
-        nearest: tuple[np.ndarray, ...] = ()
-        if self.finds_answers:
-            nearest = nearest_targets(bank.similarities, [targets])
-        return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
+    share: The share of its vectors in the sample.
+    """
+    vectors = None
+    try:
+        vectors = shard.vectors()
+        if vectors is None:
+            return None, 0
+        bank = queries.against(vectors)
+    except EmptyInput:
+        return None, 0 if vectors is None else vectors.rows
+    targets = bank.require_targets()
+    is_drawn = np.random.default_rng([0, number]).random(targets.rows) < share
+    sample = targets.select(np.flatnonzero(is_drawn))
+    nearest: tuple[np.ndarray, ...] = ()
+    if finds_answers:
+        nearest = nearest_targets(bank.similarities, [targets])
+    return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
 
 
 def _first_rows(parts: Sequence[_Summary]) -> list[int]:

@@ -152,14 +152,13 @@ class Trial(Figures):
         )
 
     def __str__(self) -> str:
-        verdict = "passed"
-        if self.objections:
-            verdict = "refused: " + "; ".join(self.objections)
-        lines = [verdict, self.raw.figures(), self.figures()]
-        if not self.bank.objection:  # which is among the objections
+        lines = [f"{self.name} would {self.outlook()}", self.change_of_skewness()]
+        if self.right is not None:
+            lines.append(str(self.right))
+        if not self.bank.objection:  # which is in the outlook
             lines.append(str(self.bank))
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n  ".join(lines)
+        lines += self.notes
+        return "\n  ".join(dict.fromkeys(lines))
 
     def require_passed(self) -> Trial:
         """Return this trial. Raises CorrectionRefused if there is an objection."""

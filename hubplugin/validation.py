@@ -527,16 +527,6 @@ class Figures:
         """The method with its parameters."""
         return describe_method(self.method, self.parameters)
 
-    def figures(self) -> str:
-        """Return the figures in one line."""
-        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        right = self.right
-        if right is not None:
-            change = f"{100 * right.change.value:+.1f} +- {196 * right.error:.1f}"
-            text += f"  R@1 {100 * right.after:5.1f} ({change})"
-            text += f"  mean rank {self.rank:.2f}"
-        return text
-
 
 def change_of(
     margins: Margins, first: int, second: int, what: str = "queries"
