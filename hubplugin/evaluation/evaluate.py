@@ -13,7 +13,6 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.plans import PLANS
 from hubplugin.evaluation.ranked import Ranked, Ranking, Task, rank_arrays, rank_store
 from hubplugin.evaluation.results import (
-    Answer,
     Example,
     MethodResult,
     Results,
@@ -234,14 +233,10 @@ def _draw_examples(
     """Yield up to `EXAMPLES` judged queries, at random, that `corrected` has won or lost."""
     raw = ranked.rankings[0]
     winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
-    happened = np.flatnonzero((winner.best <= 1) & (loser.best > 1))
+    happened = (winner.best <= 1) & (loser.best > 1)
+    happened &= loser.nearest[ranked.judged, 0] >= 0
     rng = np.random.default_rng(seed)
-    for place in rng.permutation(happened)[:EXAMPLES].tolist():
-        true = ranked.true[place]
-        answers = []
-        for ranking in (raw, corrected):
-            rows = ranking.nearest[ranked.judged[place]]
-            ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
-            named = zip(ids, ranked.names(ids), strict=True)
-            answers.append([Answer(name, key in true) for key, name in named])
-        yield Example(outcome, ranked.asked[place], ranked.names(true), *answers)
+    for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+        row = ranked.judged[place]
+        ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
+        yield Example(outcome, ranked.asked[place], *ranked.names(ids))

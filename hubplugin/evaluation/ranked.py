@@ -118,7 +118,6 @@ class Ranked:
         what passes it.
     judged: The places in `Ranking.nearest` of the queries that have a true target [j].
     asked: What these queries are called [j].
-    true: The ids of the true targets of each judged query [j].
     names: Returns what targets are called, given their ids.
     facts: Fields of `Results` that describe the gallery: its metric, size and so on.
     """
@@ -128,7 +127,6 @@ class Ranked:
     count: int | None
     judged: np.ndarray
     asked: list[str]
-    true: list[list[Id]]
     names: Callable[[Sequence[Id]], list[str]]
     facts: dict[str, Any]
 
@@ -189,23 +187,23 @@ def rank_store(
     for each in candidates:
         finds.append(_search_store(searched, vectors, task, each.label, place_of))
     # Files may write as text what is a number in the store.
-    by_text = {str(key): key for key in place_of}
+    by_text = {str(id): place for id, place in place_of.items()}
     true = []
     for row in rows[judged]:
-        true.append([by_text.get(str(key), key) for key in given[row]])
+        true.append([by_text.get(str(key), -2) for key in given[row]])
     rankings = []
     for candidate, nearest in zip(candidates, finds, strict=True):
         best = np.full(len(judged), math.inf)
-        for number, keys in enumerate(true):
-            places = [place_of[key] for key in keys if key in place_of]
+        for number, places in enumerate(true):
             ranks = np.flatnonzero(np.isin(nearest[judged[number]], places)) + 1.0
             best[number] = ranks.min(initial=math.inf)
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
-        example = next(iter(place_of), None)
+        found = next(iter(place_of), None)
+        named = next(iter(given[rows[judged[0]]]))
         raise InputError(
             f"no query finds a true target in {store.url}, whose searches find ids such "
-            f"as {example!r}; ground truth names {true[0][0]!r}: expected ids of the "
+            f"as {found!r}; ground truth names {named!r}: expected ids of the "
             "store, in the order of the queries"
         )
     return Ranked(
@@ -214,7 +212,6 @@ def rank_store(
         count if condition is None else None,
         judged,
         _name_rows(task.query_names, "query", rows[judged]),
-        true,
         lambda keys: display_names(keys, naming),
         facts,
     )
@@ -316,7 +313,6 @@ def rank_arrays(
         gallery.rows,
         pairs.judged,
         _name_rows(task.query_names, "query", judged),
-        [ids[rows].tolist() for rows in np.split(pairs.target_rows, pairs.starts[1:])],
         partial(_name_rows, called, "target"),
         {"metric": metric.value, "targets": gallery.rows},
     )

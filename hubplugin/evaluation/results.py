@@ -15,7 +15,6 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
-    CORRECTED,
     DIRECTIONS,
     NEVER,
     RECALL,
@@ -38,36 +37,26 @@ from hubplugin.results import (
 
 SIGNIFICANT = 0.05
 
-SHOWN = 3
-"""Answers of an example that a page shows; JSON has all."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One target that a query found: its name, and whether it is a true target."""
-
-    name: str
-    true: bool
-
 
 @dataclass(frozen=True)
 class Example:
-    """A query whose true target came first in one of two searches only, and what both found."""
+    """A query whose true target comes first in one of two searches only.
+
+    outcome: "won" if it is the corrected search, "lost" if it is the raw one.
+    right: The true target that comes first.
+    wrong: What comes first in the other search.
+    """
 
     outcome: Literal["won", "lost"]
     query: str
-    truth: list[str]
-    raw: list[Answer]
-    corrected: list[Answer]
+    right: str
+    wrong: str
 
     def row(self) -> Row:
-        """Return the query, and the first places of both searches, true targets marked."""
-        lists = [f"true: {', '.join(self.truth)}"]
-        for label, answers in (("raw", self.raw), (CORRECTED, self.corrected)):
-            shown = [f"{'✓ ' * each.true}{each.name}" for each in answers[:SHOWN]]
-            lists.append(f"{label}: {'; '.join(shown)}")
-        sign = 1 if self.outcome == "won" else -1
-        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], lists)
+        """Return the query, and what comes first in either search."""
+        sign = {"won": 1, "lost": -1}[self.outcome]
+        firsts = [f"right: {self.right}", f"wrong: {self.wrong}"]
+        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], firsts)
 
 
 @dataclass(frozen=True)
