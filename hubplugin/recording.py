@@ -244,7 +244,7 @@ def as_target(target: object) -> int | str:
     """
     is_id = isinstance(target, (str, UUID))
     if isinstance(target, (int, np.integer)):
-        is_id = target >= 0 and not isinstance(target, bool)
+        is_id = int(target) >= 0 and not isinstance(target, bool)
     text = str(target)
     if not is_id or not 0 < len(text) <= LONGEST:
         raise InputError(

@@ -181,6 +181,7 @@ class Bank:
     def known(self) -> Vectors | np.ndarray | Path:
         """The answers as vectors [p, d], as ids [m], or as a file of clicks."""
         answers: Any = self.answers
+        ids = answers
         if isinstance(answers, (str, os.PathLike)):
             path = Path(answers)
             if holds_texts(path):
@@ -192,9 +193,9 @@ class Bank:
                     )
                 return path
             if path.suffix == ".npy":
-                answers = open_npy(path, "answers")
-        ids = _as_ids(answers)
-        return as_vectors(self.answers, "target bank") if ids is None else ids
+                ids = open_npy(path, "answers")
+        ids = _as_ids(ids)
+        return as_vectors(answers, "target bank") if ids is None else ids
 
     def look(self) -> Bank:
         """Return this bank. Raises InputError if a file is not there or cannot be read.

@@ -131,7 +131,7 @@ def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
         raise InputError(
             f"{path.name} cannot be read as {path.suffix}: {one_line(error)}"
         ) from None
-    found = []
+    found = list[list[str | None]]()
     for names in columns:
         filled = (table[name] for name in names if any(table[name]))
         found.append(next(filled, []))

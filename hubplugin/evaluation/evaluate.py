@@ -97,13 +97,12 @@ def evaluate(
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
     called = as_names(query_names, vectors.rows, "query_names")
     task = Task(vectors, called, k, seed, compute)
-    is_store = isinstance(targets, Store)
-    if names is not None and callable(names) != is_store:
+    if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
             Parameter("names"),
             ": expected a function of ids for a store, or one for each row of an array",
         )
-    if not is_store:
+    if not isinstance(targets, Store):
         if condition is not None:
             raise InputError(
                 "a filter is for a store; arrays and files are searched whole"
