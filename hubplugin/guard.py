@@ -367,8 +367,7 @@ def _notes(trial: Trial) -> list[str]:
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"
         if right is not None:
-            change = _change(100 * right.before, 100 * right.after)
-            line += f", R@1 {change} (+- {196 * right.error:.1f})"
+            line += f"; {right}"
         return [*notes, line]
     if trial.skewness > trial.raw.skewness:
         notes.append(trial.change_of_skewness())
