@@ -40,13 +40,13 @@ from benchmarks.tables import EXAMPLES, RESULTS, SHARED, machine, markdown, writ
 from hubplugin.bank import Bank, PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.guard import displacement, judge_by, profile_of
-from hubplugin.methods import configure
+from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
 
 FILE = RESULTS / "guard.json"
 HARM, GAIN = -0.5, 2.0
-DEFAULT = configure("blend")
+DEFAULT = METHODS["blend"]()
 REACHING = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn", {})]
 
 
@@ -70,9 +70,7 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
         {} if case.target_bank is None else {"pairs": case.target_bank}
     )
     for basis, second in bases.items():
-        bank = Bank(
-            case.bank, second, pairs=None if second is None else np.arange(len(second))
-        )
+        bank = Bank(case.bank, second)
         given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(
             as_vectors(case.gallery, "targets")
         )

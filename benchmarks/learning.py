@@ -108,8 +108,7 @@ def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
 def prepare(setting: Setting) -> PreparedBank:
     """Return the bank of a setting with its gallery."""
     if setting.clicks is None:
-        pairs = np.arange(len(setting.bank))
-        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=pairs)
+        bank = hubplugin.Bank(setting.bank, setting.target_bank)
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     return bank.prepare("cosine", hubplugin.Compute()).against(setting.targets)

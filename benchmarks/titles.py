@@ -10,7 +10,7 @@ splits with their standard error, and of R@10; 0 where the titles are refused:
 default   over raw: offsets, fitted on the log
 titles    over the default: fit(..., learn=Bank(titles, rows)), all titles
 half      the same, by the titles of documents that are not tested
-judged    all titles, and the judged choose: fit(..., judged=...)
+judged    all titles, and the judged choose: as answers of the bank
 clicks    fit(..., learn=True) by the answers of the log, to compare with
 
 FOLDER is that of benchmarks/learning.py, and may hold further kinds: folders with titles.npy, targets.npy, queries.npy
@@ -182,9 +182,11 @@ def measure(kind: Kind, documents: int, seed: int) -> Recalls:
         "titles": recalls_of(rows, learn=titles),
         "half": recalls_of(rows, learn=others),
         "judged": recalls_of(
-            rows,
+            hubplugin.Bank(
+                np.concatenate([rows, kind.queries[judged]]),
+                np.concatenate([np.full(len(rows), -1), kind.truth[judged]]),
+            ),
             learn=titles,
-            judged=hubplugin.Bank(kind.queries[judged], kind.truth[judged]),
         ),
         "clicks": recalls_of(hubplugin.Bank(rows, kind.truth[log]), learn=True),
     }

@@ -94,7 +94,7 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
         raise
 
 
-def write(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
+def write(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace the file `path` by one with this `content`, as `replacing` does."""
-    with replacing(path, mode) as file:
+    with replacing(path) as file:
         file.write(content)

@@ -26,7 +26,6 @@ from hubplugin.compute import (
     SMALLEST_LOG,
     Answers,
     Compute,
-    Similarities,
     nearest_targets,
 )
 from hubplugin.errors import (
@@ -110,10 +109,9 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
     """Divide a gallery into shards.
 
     Args:
-        source: Shards or files in a list (.npy, .npz, .safetensors, .parquet); a
-            pattern of file names, as in "parts/*.parquet"; one .npy or .safetensors
-            file, whose rows are divided; or a store that other machines can read
-            (`hubplugin.open_store`).
+        source: Shards or files in a list (.npy, .parquet); a pattern of file names, as
+            in "parts/*.parquet"; one .npy file, whose rows are divided; or a store that
+            other machines can read (`hubplugin.open_store`).
         count: How many shards a file or a store becomes; by default each has some
             `SHARD_ROWS`.
 
@@ -156,7 +154,7 @@ def _divide_file(path: str, count: int | None) -> list[Shard]:
     whole = as_vectors(path, "targets")
     path = os.path.abspath(path)
     file = os.path.basename(path)
-    if not isinstance(whole, Sliceable) or path.endswith(".npz"):
+    if not isinstance(whole, Sliceable):
         count = 1
     parts = min(count or -(-whole.rows // SHARD_ROWS), whole.rows)
     ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
@@ -258,7 +256,7 @@ def read_by_workers(
     queries = PreparedBank(bank.query_bank, bank.metric, quiet)
     share = SAMPLE / max(total, SAMPLE)
     finds_answers = method.answers != "kept"
-    read = _ReadShard(queries, share, finds_answers)
+    read = partial(_read_shard, queries, share, finds_answers)
     found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
     parts = [part for part, _ in found if part is not None]
     if not parts:
@@ -280,89 +278,71 @@ def read_by_workers(
 
 
 @dataclass(frozen=True)
-class _Nearest:
-    """The nearest of `count` targets to every bank query: similarity and row [m]."""
-
-    count: int
-    similarity: np.ndarray
-    rows: np.ndarray
-
-
-@dataclass(frozen=True)
 class _Summary:
     """One shard as a worker saw it.
 
     count: How many vectors have a direction.
     sample: Some of them [s, d].
     survey: As in `PreparedBank`.
-    nearest: None if answers are not looked for.
+    nearest: What `nearest_targets` returns; empty if answers are not looked for.
     """
 
     count: int
     sample: np.ndarray
     survey: Survey
-    nearest: _Nearest | None
+    nearest: tuple[np.ndarray, ...]
 
 
-def _find_nearest(bank: PreparedBank, targets: Vectors) -> _Nearest:
-    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-    return _Nearest(targets.rows, *nearest_targets(similarities, [targets]))
+def _read_shard(
+    queries: PreparedBank, share: float, finds_answers: bool, number: int, shard: Shard
+) -> tuple[_Summary | None, int]:
+    """Return the summary of a shard, if any, and its number of zero vectors.
+
+    share: The share of its vectors in the sample.
+    """
+    vectors = None
+    try:
+        vectors = shard.vectors()
+        if vectors is None:
+            return None, 0
+        bank = queries.against(vectors)
+    except EmptyInput:
+        return None, 0 if vectors is None else vectors.rows
+    targets = bank.require_targets()
+    is_drawn = np.random.default_rng([0, number]).random(targets.rows) < share
+    sample = targets.select(np.flatnonzero(is_drawn))
+    nearest: tuple[np.ndarray, ...] = ()
+    if finds_answers:
+        nearest = nearest_targets(bank.similarities, [targets])
+    return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
 
 
-@dataclass(frozen=True)
-class _ReadShard:
-    """The work on a shard in a fit. share: The share of its rows in the sample."""
-
-    bank: PreparedBank
-    share: float
-    finds_answers: bool
-
-    def __call__(self, number: int, shard: Shard) -> tuple[_Summary | None, int]:
-        """Return the summary of a shard, if any, and its number of zero vectors."""
-        vectors = None
-        try:
-            vectors = shard.vectors()
-            if vectors is None:
-                return None, 0
-            bank = self.bank.against(vectors)
-        except EmptyInput:
-            return None, 0 if vectors is None else vectors.rows
-        except OSError as error:
-            raise InputError(
-                f"{shard.name} cannot be read: {error.strerror or error}"
-            ) from None
-        targets = bank.require_targets()
-        is_drawn = np.random.default_rng([0, number]).random(targets.rows) < self.share
-        sample = targets.select(np.flatnonzero(is_drawn))
-        nearest = _find_nearest(bank, targets) if self.finds_answers else None
-        return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
+def _first_rows(parts: Sequence[_Summary]) -> list[int]:
+    """Return the row of each part's first target among all, and how many there are."""
+    return [0, *itertools.accumulate(part.count for part in parts)]
 
 
 def _join_surveys(parts: Sequence[_Summary]) -> Survey:
     """Join the surveys of all shards."""
-    first = 0
-    nearest = []
-    for part in parts:
-        nearest.append(part.survey.nearest + first)
-        first += part.count
-    best = np.stack([part.survey.largest[:, 0] for part in parts]).argmax(axis=0)
-    largest = np.concatenate([part.survey.largest for part in parts], axis=1)
+    surveys = [part.survey for part in parts]
+    firsts = _first_rows(parts)
+    nearest = np.stack([each.nearest for each in surveys]) + np.c_[firsts[:-1]]
+    best = np.stack([each.largest[:, 0] for each in surveys]).argmax(axis=0)
+    largest = np.concatenate([each.largest for each in surveys], axis=1)
     largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
-    return Survey(largest, np.stack(nearest)[best, np.arange(len(best))])
+    return Survey(largest, nearest[best, np.arange(len(best))])
 
 
 def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
     """Find the answers among the nearest targets of shards and target bank."""
-    found = [part.nearest for part in parts if part.nearest is not None]
+    similarities = bank.similarities
+    found = [part.nearest for part in parts]
     if bank.target_bank is not None:
-        found.append(_find_nearest(bank, bank.answer_vectors))
-    similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
+        found.append(nearest_targets(similarities, [bank.answer_vectors]))
     levels = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
-    first = 0
-    for nearest in found:
-        is_nearer = similarities.lower(nearest.similarity) > levels
-        rows = np.where(is_nearer, nearest.rows + first, rows)
-        levels = np.maximum(levels, nearest.similarity)
-        first += nearest.count
+    for (similarity, nearest), first in zip(found, _first_rows(parts), strict=False):
+        is_nearer = similarities.lower(similarity) > levels
+        rows = np.where(is_nearer, nearest + first, rows)
+        levels = np.maximum(levels, similarity)
     return Answers.by_nearest(levels, rows)

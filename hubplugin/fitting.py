@@ -26,7 +26,6 @@ def fit(
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     learn: bool | Bank = False,
-    judged: BankLike | None = None,
     executor: Executor | None = None,
     shards: int | None = None,
     **parameters: Setting,
@@ -35,7 +34,7 @@ def fit(
 
     Args:
         targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path
-            (.npy, .npz, .safetensors, .parquet), or a store. Needed by blend, sn and
+            (.npy, .parquet), or a store. Needed by blend, sn and
             dbsn; offsets are centred on it. None if it is not known yet.
         bank: The example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or
             queries and what is known of their answers. dualis needs vectors of answers,
@@ -51,8 +50,6 @@ def fit(
             at least 50 different pairs. Search with `model.queries(q)` then. A warning
             says so if held-out targets gain nothing. Or the pairs that teach beside the
             bank, such as titles: `Bank(titles, rows)`. See docs/learning.md.
-        judged: A small bank with clicks that somebody has looked at, at least 50. It
-            chooses better how strong the map may be if clicks are noisy.
         executor: Any `concurrent.futures.Executor`, whose workers read the gallery in
             shards, see docs/scale.md. The model is fitted on a sample of 200,000
             targets. targets are files (a list, or a pattern such as "parts/*.npy"), or
@@ -73,9 +70,9 @@ def fit(
         require_executor(executor, shards)
     configuration = build_method(METHODS, method, parameters)
     gallery = cast(VectorLike, targets)
-    if learn is not False or judged is not None:
+    if learn is not False:
         learn = read_learn(learn, method, metric, targets, executor)
-        teachers = Teachers.read(Bank.of(bank), learn, judged, metric, compute)
+        teachers = Teachers.read(Bank.of(bank), learn, metric, compute)
         teachers = teachers.against(gallery)
         prepared = teachers.bank
         model = learn_query_map(configuration, teachers).model

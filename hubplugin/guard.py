@@ -14,11 +14,11 @@ from typing import TypeAlias
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, profile
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank, compare, profile
+from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.measures.hubness import pick_evenly
-from hubplugin.measures.significance import Side
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.methods import METHODS, Method, build_method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
@@ -40,7 +40,7 @@ from hubplugin.validation import (
     uncorrected,
     with_rows,
 )
-from hubplugin.vectors import VectorLike, as_vectors, take_rows
+from hubplugin.vectors import VectorLike, take_rows
 
 FEW = 100
 """Distinct bank queries below which little is to be expected of a correction.
@@ -112,13 +112,14 @@ class Trial(Figures):
     @property
     def hubness(self) -> int:
         """1 if hubness rises beyond chance, -1 if it falls, else 0."""
-        low, high = self._rise()
-        return int(low > 0) - int(high < 0)
+        return self.rise.sign
 
-    def _rise(self) -> tuple[float, float]:
-        """Return the 95 % interval of the rise of skewness."""
+    @property
+    def rise(self) -> Figure:
+        """The rise of skewness, with its interval over other held-out queries."""
         rise = self.skewness - self.raw.skewness
-        return rise - 1.96 * self.noise, rise + 1.96 * self.noise
+        room = 1.96 * self.noise
+        return Figure(rise, rise - room, rise + room)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -144,22 +145,20 @@ class Trial(Figures):
 
     def change_of_skewness(self) -> str:
         """Describe the change with its 95 % interval over other held-out queries."""
-        low, high = self._rise()
         change = _change(self.raw.skewness, self.skewness)
         return (
             f"hubness (skewness) goes {change} on {self.queries:,} held-out queries "
-            f"(a change of {low:+.2f} to {high:+.2f})"
+            f"(a change of {self.rise.low:+.2f} to {self.rise.high:+.2f})"
         )
 
     def __str__(self) -> str:
-        verdict = "passed"
-        if self.objections:
-            verdict = "refused: " + "; ".join(self.objections)
-        lines = [verdict, self.raw.figures(), self.figures()]
-        if not self.bank.objection:  # which is among the objections
+        lines = [f"{self.name} would {self.outlook()}", self.change_of_skewness()]
+        if self.right is not None:
+            lines.append(str(self.right))
+        if not self.bank.objection:  # which is in the outlook
             lines.append(str(self.bank))
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n  ".join(lines)
+        lines += self.notes
+        return "\n  ".join(dict.fromkeys(lines))
 
     def require_passed(self) -> Trial:
         """Return this trial. Raises CorrectionRefused if there is an objection."""
@@ -368,8 +367,7 @@ def _notes(trial: Trial) -> list[str]:
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"
         if right is not None:
-            change = _change(100 * right.before, 100 * right.after)
-            line += f", R@1 {change} (+- {196 * right.error:.1f})"
+            line += f"; {right}"
         return [*notes, line]
     if trial.skewness > trial.raw.skewness:
         notes.append(trial.change_of_skewness())
@@ -398,15 +396,12 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
-    """Raise CorrectionRefused if `bank` is too small for `method`.
+    """Raise CorrectionRefused if a bank is too small for `method`.
 
-    It does not need the gallery.
+    Raises InputError if it is too small for any. It does not need the gallery.
     """
     distinct = len(bank.distinct)
-    try:
-        require_enough(distinct)
-    except InputError as error:
-        raise _refusal(*error.args, *COLLECT) from None
+    require_enough(distinct)
     is_paired = bank.known_answers is not None
     objections = _objections_to_size(method, distinct, is_paired)
     if objections:
@@ -436,8 +431,7 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     queries = pick_evenly(bank.query_bank, MOVED_QUERIES)
     if model.query_map is not None:
         queries = model.query_map(queries)
-    columns = as_vectors(targets, "targets")
-    raw = dense(Similarities(queries, model.metric, bank.compute), columns)
+    raw = compare(queries, targets, model.metric, bank.compute)
     best = np.argmax(raw + model.offsets(targets), axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 

@@ -11,7 +11,13 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field, InstanceOf, computed_field
 
-from hubplugin.bank import Bank, BankLike, PreparedBank, own_share, read_store
+from hubplugin.bank import (
+    Bank,
+    PreparedBank,
+    number_rows,
+    own_share,
+    read_store,
+)
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.guard import FEWEST_PARAPHRASES
@@ -38,8 +44,7 @@ from hubplugin.vectors import (
 )
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
-"""Distinct pairs, and distinct targets in them, below which nothing is learned and judged
-pairs are refused."""
+"""Distinct pairs, and distinct targets in them, below which nothing is learned."""
 
 NEARER = 0.75
 """A bank is refused if a smaller share of its queries is nearer to its own answer than
@@ -135,16 +140,6 @@ def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
     )
 
 
-def require_answers(bank: PreparedBank) -> None:
-    """Raise InputError if `bank` has no known answers."""
-    if bank.known_answers is None:
-        raise InputError(
-            "learn=True learns from what each query asks for: pass a Bank with ",
-            Parameter("answers"),
-            ", or pairs such as titles (docs/titles.md)",
-        )
-
-
 def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
     """Return the rows [m] of the distinct pairs in a bank, which suffice to learn from.
 
@@ -156,7 +151,7 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
         InputError: The bank has no known answers, or too few.
         CorrectionRefused: The answers do not belong to the queries.
     """
-    require_answers(bank)
+    bank.require_answers()
     rows = distinct_pairs(bank)
     pairs = pairs_of(bank, rows)
     if not has_enough(bank, rows):
@@ -193,12 +188,10 @@ class Teachers:
     """The banks from which a correction and its map are learned.
 
     bank: Offsets are fitted on it, and its answers teach.
-    judged: Clicks that somebody has looked at.
     pairs: They teach, too, such as titles and the rows of their documents.
     """
 
     bank: PreparedBank
-    judged: PreparedBank | None = None
     pairs: PreparedBank | None = None
 
     @classmethod
@@ -206,7 +199,6 @@ class Teachers:
         cls,
         bank: Bank,
         learn: bool | Bank,
-        judged: BankLike | None,
         metric: Metric | str,
         compute: Compute,
         gallery: object = None,
@@ -214,25 +206,16 @@ class Teachers:
         """Read the banks before they know their gallery.
 
         Args:
-            bank, judged, metric, compute: As in `hubplugin.fit`.
+            bank, metric, compute: As in `hubplugin.fit`.
             learn: False, True, or the pairs.
             gallery: As in `Bank.prepare`.
 
         Raises:
             InputError: One of them cannot be used, or they do not go together.
         """
-        if judged is not None and learn is False:
-            raise InputError(
-                Parameter("judged"),
-                " chooses how strong a map is: pass ",
-                Parameter("learn", True),
-            )
         prepared = bank.prepare(metric, compute, gallery)
-        looked_at = None
-        if judged is not None:
-            looked_at = Bank.of(judged).prepare(metric, compute, gallery)
         if not isinstance(learn, Bank):
-            return cls(prepared, looked_at)
+            return cls(prepared)
         if learn.name == Bank.name:
             learn = replace(learn, name="pairs")
         pairs = learn.prepare(metric, compute, gallery)
@@ -247,21 +230,14 @@ class Teachers:
                 Parameter("learn"),
                 " out",
             )
-        if pairs.query_bank.shape[1] != prepared.query_bank.shape[1]:
-            raise InputError(
-                f"the pairs have {pairs.query_bank.shape[1]} dimensions, the bank has {prepared.query_bank.shape[1]}; "
-                "embed both with the gallery's model"
-            )
-        return cls(prepared, looked_at, pairs)
+        return cls(prepared, pairs)
 
     @cached_property
     def together(self) -> PreparedBank:
-        """All queries in one bank: first the bank, then the pairs, then what is judged."""
-        bank = self.bank
-        for part in (self.pairs, self.judged):
-            if part is not None:
-                bank = bank.with_pairs(part)
-        return bank
+        """All queries in one bank: first the bank, then the pairs."""
+        if self.pairs is None:
+            return self.bank
+        return self.bank.with_pairs(self.pairs)
 
     def find_teaching(self) -> np.ndarray:
         """Return the rows of `together` that teach.
@@ -279,30 +255,11 @@ class Teachers:
             find_pairs(self.pairs, "the bank of pairs")
         return np.concatenate([rows, len(self.bank.query_bank) + own])
 
-    def find_held_out(self) -> np.ndarray | None:
-        """Return the rows of `together` that choose how strong a map is.
-
-        They are the judged clicks, if any, or, beside pairs, the answers of the bank.
-        Return None if there are neither: all pairs that teach then choose. Raises
-        InputError if the judged clicks cannot choose.
-        """
-        if self.judged is not None:
-            if self.bank.pairs is not None or self.judged.clicks is None:
-                raise InputError(
-                    Parameter("judged"),
-                    " is for logs: pass ids or rows as answers, in both banks",
-                )
-            first = len(self.together.query_bank) - len(self.judged.query_bank)
-            return first + find_pairs(self.judged, "the judged bank")
-        if self.pairs is None or self.bank.clicks is None:
-            return None
-        return distinct_pairs(self.bank)
-
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all clicked targets, before `against` makes rows of them, or None."""
         known = list[np.ndarray]()
-        for part in (self.bank, self.judged, self.pairs):
+        for part in (self.bank, self.pairs):
             if part is not None and part.clicks is not None:
                 known.append(part.clicks.astype(object))
         return np.concatenate(known) if known else None
@@ -320,21 +277,17 @@ class Teachers:
         if ids is None and isinstance(targets, Scannable) and clicks is not None:
             targets, ids = read_store(targets, clicks)
         bank = self.bank.against(targets, ids)
-        judged = None if self.judged is None else self.judged.against(targets, ids)
         if self.pairs is None:
-            return Teachers(bank, judged)
+            return Teachers(bank)
         pairs = self.pairs.against(targets, ids)
         own = distinct_pairs(bank)
         if not has_enough(bank, own):
             bank = replace(bank, clicks=None)
             own = own[:0]
-        known = {bank.query_bank[row].tobytes() for row in own}
-        rows = [
-            row
-            for row in distinct_pairs(pairs).tolist()
-            if pairs.query_bank[row].tobytes() not in known
-        ]
-        return Teachers(bank, judged, pairs.take(np.array(rows, np.int64)))
+        rows = distinct_pairs(pairs)
+        queries = np.concatenate([bank.query_bank[own], pairs.query_bank[rows]])
+        is_new = number_rows(queries)[len(own) :] >= len(own)
+        return Teachers(bank, pairs.take(rows[is_new]))
 
 
 @dataclass(frozen=True)
@@ -423,14 +376,18 @@ class MapFit:
         )
 
     @property
-    def variants(self) -> list[MapFit]:
-        """Every map with every share of the offsets, in the order of `try_variants`."""
+    def steps(self) -> list[MapFit]:
+        """Every map."""
         return [
-            replace(self, apart_from=apart_from, strength=strength, share=share)
+            replace(self, apart_from=apart_from, strength=strength)
             for apart_from, strengths in STEPS.items()
             for strength in strengths
-            for share in SHARES
         ]
+
+    @property
+    def variants(self) -> list[MapFit]:
+        """Every map with every share of the offsets, in the order of `try_variants`."""
+        return [replace(step, share=share) for step in self.steps for share in SHARES]
 
     def try_variants(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
@@ -442,15 +399,11 @@ class MapFit:
         pairs = pairs_of(bank, teach[teach < self.below])
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
+        solved = {each: replace(self, apart_from=each).solve(pairs) for each in STEPS}
         tried = list[OffsetsAndMap]()
-        for apart_from, strengths in STEPS.items():
-            step = replace(self, apart_from=apart_from)
-            w = step.solve(pairs)
-            for strength in strengths:
-                query_map = replace(step, strength=strength).compose_map(
-                    w, len(pairs[0])
-                )
-                tried += [(share * offsets, query_map) for share in SHARES]
+        for step in self.steps:
+            query_map = step.compose_map(solved[step.apart_from], len(pairs[0]))
+            tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
     def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
@@ -537,7 +490,8 @@ class LearnedMap:
                 f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
                 f"(of right clicks {1 - RIGHT:.0%} at most, mostly): if people clicked "
                 "wrong, held-out clicks are wrong, too, and what is said here is too "
-                "dark: pass 50 pairs that somebody has looked at (judged=)"
+                "dark: pass the clicks as pairs, beside a bank with 50 answers that "
+                "somebody has looked at (docs/learning.md)"
             )
         return notes
 
@@ -547,9 +501,9 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
     Args:
         configuration: The method of the offsets, `blend`.
-        teachers: The banks, with their gallery. Judged clicks choose the map, if there
-            are any. Otherwise the answers of the bank choose: all of them if they alone
-            teach or, beside pairs, if there are 50. Otherwise the pairs choose.
+        teachers: The banks, with their gallery. The answers of the bank choose the map:
+            all of them if they alone teach or, beside pairs, if there are 50. Otherwise
+            the pairs choose.
 
     Raises:
         InputError: One of the banks has too few answers.
@@ -559,7 +513,9 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     assert isinstance(configuration, Blend), "`read_learn` has looked"
     bank = teachers.bank
     rows = teachers.find_teaching()
-    held = teachers.find_held_out()
+    held = None
+    if teachers.pairs is not None and bank.clicks is not None:
+        held = distinct_pairs(bank)
     unasked = teachers.pairs is not None and held is None
     if unasked:
         require_telling(teachers)
@@ -679,8 +635,7 @@ def draw_sides(
         held: The pairs that are held out; by default those that teach.
     """
     bank = teachers.together
-    answers = bank.known_answers
-    assert answers is not None
+    answers = bank.require_answers()
     rng = np.random.default_rng(0)
     order = rng.permutation(rows if held is None else held)
     numbers, target = np.unique(answers, return_inverse=True)
@@ -706,7 +661,7 @@ def draw_sides(
     sides = {"other": other}
     if sum(len(each.test) for each in asked) >= FEWEST_PARAPHRASES:
         sides["asked"] = asked
-    elif teachers.bank.pairs is None and teachers.judged is None:
+    elif teachers.bank.pairs is None:
         sides["taught"] = [fold(rows, order[: PROBES // FOLDS])]
     return sides
 
@@ -817,24 +772,17 @@ def read_learn(
         )
     if learn is False:
         return False
-    if method != "blend":
-        raise InputError(
-            "learn=True goes with the default method, not with ",
-            Parameter("method", method),
-        )
-    if Metric.parse(metric) is Metric.EUCLIDEAN:
-        raise InputError(
-            "learn=True is for inner products, not for ",
-            Parameter("metric", "euclidean"),
-        )
-    if targets is None:
-        raise InputError(
-            "learn=True is tried on the gallery: pass ", Parameter("targets")
-        )
-    if executor is not None:
-        raise InputError(
-            "learn=True does not go with ",
-            Parameter("executor"),
-            ": leave one of the two out",
-        )
+    is_wrong = {
+        "method": method != "blend",
+        "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
+        "targets": targets is None,
+        "executor": executor is not None,
+    }
+    for name, wrong in is_wrong.items():
+        if wrong:
+            raise InputError(
+                "learning needs the default method, an inner product, a gallery and no "
+                "executor: change ",
+                Parameter(name),
+            )
     return learn

@@ -1,9 +1,11 @@
-"""Queries and clicks recorded as they come, for a query bank: a bounded, uniform sample without repetitions.
+"""Queries and clicks recorded as they come: a bounded, uniform sample for a query bank.
 
-The sample is one SQLite file that any number of processes read and write. A query's id is a hash of its vector, as
-evenly spread as a random number, and the file keeps the queries of the smallest ids. So a query that is asked a
-thousand times counts once, and any two different queries are equally likely to be kept, whichever process heard them:
-the bottom-k sketch of Cohen and Kaplan (PODC 2007). A click names its query by the id and is kept by the same rule.
+The sample is one SQLite file that any number of processes read and write. A query's id
+is a hash of its vector, as evenly spread as a random number, and the file keeps the
+queries of the smallest ids. So a query that is asked a thousand times counts once, and
+any two different queries are equally likely to be kept, whichever process heard them:
+the bottom-k sketch of Cohen and Kaplan (PODC 2007). A click names its query by the id
+and is kept by the same rule.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE = "record.sqlite"
 MOST_WITHIN = 64  # recorders within one: each has a thread and a sample
-MOST_CLICKS = 100_000  # in memory between two writes; further ones are dropped
+MOST_HELD = 10_000  # rows of a table in memory, which are written at once then
 LONGEST = 200  # characters of the id of a target: what is longer is a text
 PATIENCE = 5.0  # seconds to wait for other writers, who need some milliseconds
 ALL = "g"  # a bound above every id
@@ -206,20 +209,14 @@ def _transaction(
         ) from None
 
 
-def _has_direction(vector: bytes) -> bool:
-    """Return True for finite numbers that are not all 0: others are no example."""
-    length = np.linalg.norm(np.frombuffer(vector, np.float32).astype(np.float64))
-    return bool(0 < length < np.inf)
-
-
-def _vectors(queries: Any) -> list[bytes]:
-    """Return one query [d] or several [m, d] as bytes of float32, a query each."""
+def _vectors(queries: Any) -> np.ndarray:
+    """Return one query [d] or several [m, d] as float32 [m, d]."""
     values = np.asarray(queries, np.float32)
     if values.ndim not in (1, 2) or not values.size:
         raise InputError(
             f"expected a query [d], or several [m, d]; got shape {values.shape}"
         )
-    return [row.tobytes() for row in np.atleast_2d(values)]
+    return np.atleast_2d(values)
 
 
 def _id(vector: bytes) -> str:
@@ -231,9 +228,11 @@ def as_id(search: str) -> str:
 
     Raises InputError for other texts, without repeating what somebody may have written.
     """
-    if len(search) != 16 or not set(search) <= set("0123456789abcdef"):
-        expected = "a query's vector, or its id of 16 hexadecimal digits"
-        raise InputError(f"expected {expected}; got a text of {len(search)} characters")
+    if not re.fullmatch("[0-9a-f]{16}", search):
+        raise InputError(
+            "expected a query's vector, or its id of 16 hexadecimal digits; got a text "
+            f"of {len(search)} characters"
+        )
     return search
 
 
@@ -243,27 +242,27 @@ def as_target(target: object) -> int | str:
     Digits that begin with 0 stay a text. Raises InputError for what is no id, without
     repeating it: it may be what somebody wrote.
     """
-    text = ""
-    if isinstance(target, (str, UUID)):
-        text = str(target)
-    elif isinstance(target, (int, np.integer)) and target >= 0:
-        text = str(int(target))
-    if not 0 < len(text) <= LONGEST or isinstance(target, bool):
+    is_id = isinstance(target, (str, UUID))
+    if isinstance(target, (int, np.integer)):
+        is_id = int(target) >= 0 and not isinstance(target, bool)
+    text = str(target)
+    if not is_id or not 0 < len(text) <= LONGEST:
         raise InputError(
             "expected the id of a target, 0 or more or up to "
             f"{LONGEST} characters; got {type(target).__name__}"
         )
-    return int(text) if is_number(text) else text
+    return plain_id(text)
 
 
-def is_number(text: str) -> bool:
-    """Return True for digits that stay the same as a number, unlike 042, a barcode."""
-    return (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) < 40
-        and str(int(text)) == text
-    )
+def plain_id(id: int | str) -> int | str:
+    """Return an id with digits as a number, unless they begin with 0, as a barcode may."""
+    text = str(id)
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(text) < 40:
+        number = int(text)
+        if str(number) == text:
+            return number
+    return id
 
 
 class Recorder:
@@ -328,22 +327,13 @@ class Recorder:
             # A forked process has other threads, and locks that nobody may release.
             os.register_at_fork(after_in_child=self._begin)
 
-    def __repr__(self) -> str:
-        return f"<Recorder: {self.folder}, of {self.size:,} queries at most>"
-
     def _begin(self) -> None:
         self._adding = threading.Lock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
         self._bounds: dict[int, str] = {}
-        self._forget_heard()
-
-    def _forget_heard(self) -> None:
-        """Empty what is held in memory: it is on disk, or another process writes it."""
-        # By dimension: how many queries were asked, and when the first and the last.
-        self._heard: dict[int, tuple[int, float, float]] = {}
-        self._rows: list[tuple[int, str, bytes, float, str | None]] = []
-        self._clicks: list[tuple[str, str, float]] = []
+        # Rows that are not on disk yet, by the statement that adds them.
+        self._heard = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """Record queries that were asked. Never raises.
@@ -355,33 +345,37 @@ class Recorder:
             text: The text of one query.
         """
         try:
-            kept = None
-            if self.texts and text is not None:
-                kept = text.encode(errors="replace").decode()
-            for vector in _vectors(queries):
-                self._add(vector, kept)
+            if not self.texts:
+                text = None
+            elif text is not None:
+                text = text.encode(errors="replace").decode()
+            vectors = _vectors(queries)
+            count, dim = vectors.shape
+            now = time.time()
+            # Others are counted, and no example.
+            has_direction = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+            kept = []
+            for vector in vectors[has_direction]:
+                content = vector.tobytes()
+                id = _id(content)
+                if id < self._bounds.get(dim, ALL):
+                    kept.append((dim, id, content, now, text))
+            self._hold(ADD_SAMPLE, (dim, count, now, now))
+            self._hold(ADD_QUERY, *kept)
         except Exception as error:
             self.fail(error)
 
-    def _add(self, vector: bytes, text: str | None) -> None:
-        id = _id(vector)
-        dim = len(vector) // 4
-        now = time.time()
+    def _hold(self, statement: str, *rows: tuple[Any, ...]) -> None:
+        """Hold rows until the next writing, which begins now if there are many."""
         with self._adding:
-            seen, first, _ = self._heard.get(dim, (0, now, now))
-            self._heard[dim] = (seen + 1, first, now)
-            if id < self._bounds.get(dim, ALL) and _has_direction(vector):
-                self._rows.append((dim, id, vector, now, text))
-            is_full = len(self._rows) > 2 * self.size  # since the last writing
-            self._write_later()
-        if is_full:
+            held = self._heard[statement]
+            held += rows
+            if self._timer is None:
+                self._timer = threading.Timer(self.seconds, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+        if len(held) > MOST_HELD and not self._writing.locked():
             self.flush()
-
-    def _write_later(self) -> None:
-        if self._timer is None:
-            self._timer = threading.Timer(self.seconds, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
 
     @staticmethod
     def id_of(query: VectorLike) -> str:
@@ -393,7 +387,7 @@ class Recorder:
         vectors = _vectors(query)
         if len(vectors) != 1:
             raise InputError(f"expected one query [d]; got {len(vectors)}")
-        return _id(vectors[0])
+        return _id(vectors[0].tobytes())
 
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
         """Record a click. Never raises.
@@ -409,10 +403,7 @@ class Recorder:
             id = as_id(query) if isinstance(query, str) else self.id_of(query)
             clicked = str(as_target(target))
             clicked.encode()  # a lone surrogate would keep all other clicks out
-            with self._adding:
-                if len(self._clicks) < MOST_CLICKS:
-                    self._clicks.append((id, clicked, time.time()))
-                self._write_later()
+            self._hold(ADD_CLICK, (id, clicked, time.time()))
         except Exception as error:
             self.fail(error, "a click is")
 
@@ -461,22 +452,18 @@ class Recorder:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = None
-                seen_by_dim = self._heard
-                queries = self._rows
-                clicks = self._clicks
-                self._forget_heard()
-            if not seen_by_dim and not clicks:
+                heard = self._heard.copy()
+                self._heard.clear()
+            if not heard:
                 return
-            if not seen_by_dim and not os.path.lexists(self.folder / FILE):
+            if ADD_SAMPLE not in heard and not os.path.lexists(self.folder / FILE):
                 # A click in a misspelt collection must not make a folder for it.
                 self.fail(InputError("no query was recorded there"), "a click is")
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _transaction(self.folder) as record:
-                for dim, seen in seen_by_dim.items():
-                    record.execute(ADD_SAMPLE, (dim, *seen))
-                record.executemany(ADD_QUERY, queries)
-                record.executemany(ADD_CLICK, clicks)
+                for statement, rows in heard.items():
+                    record.executemany(statement, rows)
                 for statement in KEEP:
                     record.execute(statement, {"size": self.size})
                 bounds = dict(record.execute("SELECT dim, bound FROM samples"))

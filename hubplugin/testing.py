@@ -259,6 +259,21 @@ class Gallery(ABC):
             similarities -= lengths / 2
         return similarities
 
+    def _assert_stored(self, store: Store, model: OffsetModel | None) -> None:
+        """Assert that a scan yields each target once, with its offset by `model`."""
+        ids: list[Id] = []
+        for batch in store.scan():
+            ids += batch.ids
+            vectors = self._vectors_of(batch.ids)
+            offsets = np.full(len(vectors), np.nan)
+            near = 1e-6
+            if model is not None:
+                offsets = model.offsets(vectors)
+                near = max(store.precision, 1e-5)
+            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=near)
+            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=near)
+        assert sorted(ids, key=str) == sorted(self.ids(), key=str)
+
     def _vectors_of(self, ids: Sequence[Id]) -> np.ndarray:
         known = self.ids()
         return self.vectors()[[known.index(key) for key in ids]]
@@ -271,15 +286,8 @@ class Gallery(ABC):
         store = self.reopen(store)
         assert store.correction() is None
         assert store.previous() is None
-        ids: list[Id] = []
-        for batch in store.scan():
-            ids += batch.ids
-            np.testing.assert_allclose(
-                batch.vectors, self._vectors_of(batch.ids), rtol=0, atol=1e-6
-            )
-            assert np.isnan(batch.offsets).all()
-        assert store.count() == len(ids) == self.rows
-        assert set(ids) == set(self.ids())
+        self._assert_stored(store, None)
+        assert store.count() == self.rows
         assert (store.dim, store.metric) == (self.dim, self.metric)
         self._assert_ranking(store, None)
         return store
@@ -302,12 +310,7 @@ class StoreConformance(Gallery):
         assert (applied.scanned, applied.missing) == (self.rows, self.rows)
         self._assert_ranking(store, model)
         store = self._assert_active(store, model)
-        precision = max(store.precision, 1e-5)
-        for batch in store.scan():
-            vectors = self._vectors_of(batch.ids)
-            offsets = model.offsets(vectors)
-            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=precision)
+        self._assert_stored(store, model)
         again = refresh(store)
         assert (again.scanned, again.missing, again.stale) == (self.rows, 0, 0)
         self._assert_ranking(store, model)
@@ -324,13 +327,7 @@ class StoreConformance(Gallery):
                     assert np.isnan(batch.offsets).all()
                     writing.write(batch, model.offsets(batch.vectors))
                     assert store.search(self.queries(), K).ids == hits.ids
-                for batch in store.scan():
-                    stored = np.full(len(batch.ids), np.nan)
-                    if active is not None:
-                        stored = active.offsets(batch.vectors)
-                    np.testing.assert_allclose(
-                        batch.offsets, stored, rtol=0, atol=store.precision
-                    )
+                self._assert_stored(store, active)
                 correction = store.correction()
                 assert correction is not None
                 assert correction.active is (active is not None)

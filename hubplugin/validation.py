@@ -14,16 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from typing_extensions import Self
 
-from hubplugin.bank import PreparedBank
-from hubplugin.compute import Similarities, dense, topk
+from hubplugin.bank import PreparedBank, compare, number_rows
+from hubplugin.compute import topk
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import count_targets, k_occurrence, skewness
-from hubplugin.measures.significance import Figure, Side
+from hubplugin.measures.significance import Side
 from hubplugin.methods import Method
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
@@ -61,20 +62,17 @@ class Fold(NamedTuple):
     teach: np.ndarray
 
 
-def make_folds(
-    rows: np.ndarray, fold_of: np.ndarray, limit: int | None = None
-) -> list[Fold]:
+def make_folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
     """Make folds of the bank queries in `rows` [m].
 
     Each query is held out in the fold that `fold_of` [m] gives, or in none if that is -1.
-    All folds together try at most `limit` queries, by default `HELD_OUT`.
+    All folds together try at most `HELD_OUT` queries.
     """
-    limit = limit or HELD_OUT
     count = int(fold_of.max()) + 1
     folds = []
     for number in range(count):
         train = np.sort(rows[fold_of != number])
-        test = rows[fold_of == number][: limit // count]
+        test = rows[fold_of == number][: HELD_OUT // count]
         folds.append(Fold(train, test, train))
     return folds
 
@@ -235,17 +233,15 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     Returns:
         The targets with the added rows behind them, and the place of each row there [p].
     """
-    places = {row.tobytes(): place for place, row in enumerate(targets)}
-    added = list[np.ndarray]()
-    columns = []
-    for row in rows:
-        new = len(targets) + len(added)
-        place = places.setdefault(row.tobytes(), new)
-        if place == new:
-            added.append(row)
-        columns.append(place)
-    others = np.array(added, targets.dtype).reshape(-1, targets.shape[1])
-    return np.concatenate([targets, others]), np.array(columns, np.int64)
+    count = len(targets)
+    both = np.concatenate([targets, rows])
+    first = number_rows(both)
+    is_kept = first == np.arange(len(both))
+    is_kept[:count] = True
+    kept = np.flatnonzero(is_kept)
+    last = np.arange(len(both))
+    last[first[:count]] = np.arange(count)  # of equal targets the last
+    return both[kept], np.searchsorted(kept, last[first[count:]])
 
 
 def training_bank(
@@ -391,56 +387,56 @@ def cross_validate(
     return Margins(len(sample), max(float(np.mean(gaps)), 1e-12), *joined)
 
 
+@dataclass(frozen=True, eq=False)
 class _FoldTrial:
     """The held-out queries of one fold among the targets of its fit.
 
-    Args:
-        train: The bank of the fit.
-        queries: The held-out queries [h, d].
-        sampled: How many targets were drawn; added answers stand behind these.
-        gold: The place of each query's answer among the targets [h]; None without
-            answers.
+    train: The bank of the fit.
+    queries: The held-out queries [h, d].
+    sampled: How many targets were drawn; added answers stand behind these.
+    gold: The place of each query's answer among the targets [h]; None without answers.
     """
 
-    def __init__(
-        self,
-        train: PreparedBank,
-        queries: np.ndarray,
-        sampled: int,
-        gold: np.ndarray | None,
-    ):
-        self._train = train
-        self._queries = queries
-        self._sampled = sampled
-        self._gold = gold
-        self._raw = self._multiply(queries)
-        self.nearest = topk(self._raw[:, :sampled], min(2, sampled))[0]
+    train: PreparedBank
+    queries: np.ndarray
+    sampled: int
+    gold: np.ndarray | None
 
-    def _multiply(self, queries: np.ndarray) -> np.ndarray:
-        similarities = Similarities(queries, self._train.metric, self._train.compute)
-        return dense(similarities, self._train.require_targets())
+    @cached_property
+    def raw(self) -> np.ndarray:
+        """The raw similarities [h, n]."""
+        return self.multiply(self.queries)
+
+    @cached_property
+    def nearest(self) -> np.ndarray:
+        """The similarities of the two nearest of the targets that were drawn [h, 2]."""
+        return topk(self.raw[:, : self.sampled], min(2, self.sampled))[0]
+
+    def multiply(self, queries: np.ndarray) -> np.ndarray:
+        train = self.train
+        return compare(queries, train.require_targets(), train.metric, train.compute)
 
     def measure(
         self, corrections: Sequence[OffsetsAndMap]
     ) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield hits and costs of each correction, and what `_measure_gold` returns."""
-        mapped = self._raw
+        mapped = self.raw
         last = None
-        count = min(OCCURRENCE, max(self._sampled // 4, 1))
+        count = min(OCCURRENCE, max(self.sampled // 4, 1))
         for offsets, query_map in corrections:
             if query_map is not last:  # several offsets share one map
                 last = query_map
-                mapped = self._raw
+                mapped = self.raw
                 if query_map is not None:
-                    mapped = self._multiply(query_map(self._queries))
+                    mapped = self.multiply(query_map(self.queries))
             scores = mapped + offsets
-            hits = topk(scores[:, : self._sampled], count)[1]
-            first = np.take_along_axis(self._raw, hits[:, :1], axis=1)[:, 0]
+            hits = topk(scores[:, : self.sampled], count)[1]
+            first = np.take_along_axis(self.raw, hits[:, :1], axis=1)[:, 0]
             costs = self.nearest[:, 0] - first
-            if self._gold is None:
+            if self.gold is None:
                 yield hits, costs
             else:
-                yield hits, costs, *_measure_gold(scores, self._gold)
+                yield hits, costs, *_measure_gold(scores, self.gold)
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -527,24 +523,9 @@ class Figures:
         return None if self.right is None else self.right.after
 
     @property
-    def change(self) -> Figure | None:
-        """The change of R@1 over no correction, with its interval."""
-        return None if self.right is None else self.right.change
-
-    @property
     def name(self) -> str:
         """The method with its parameters."""
         return describe_method(self.method, self.parameters)
-
-    def figures(self) -> str:
-        """Return the figures in one line."""
-        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        right = self.right
-        if right is not None:
-            change = f"{100 * right.change.value:+.1f} +- {196 * right.error:.1f}"
-            text += f"  R@1 {100 * right.after:5.1f} ({change})"
-            text += f"  mean rank {self.rank:.2f}"
-        return text
 
 
 def change_of(

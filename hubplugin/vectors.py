@@ -123,7 +123,7 @@ class Vectors(ABC):
 
 
 class Sliceable(Vectors):
-    """Anything that answers source[a:b]: an array, map, tensor or safetensors slice."""
+    """Anything that answers source[a:b]: an array, a memory map or a tensor."""
 
     def __init__(
         self,
@@ -356,8 +356,8 @@ VectorLike: TypeAlias = (
     | os.PathLike[str]
 )
 """numpy array, torch tensor, memory map, nested lists, a table's column with one vector
-a row, `Vectors`, a store with `scan()`, or a path (.npy, .npz, .safetensors, .parquet;
-`file#name` names one array or column of several). And what belongs to a package X, such
+a row, `Vectors`, a store with `scan()`, or a path (.npy, or .parquet, of which
+`file#name` names one column of several). And what belongs to a package X, such
 as a Faiss index, if `hubplugin_X.vectors_in(source, name)` reads it."""
 
 OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
@@ -469,7 +469,10 @@ class _Parquet(Vectors):
             raise InputError(
                 f"{name}: reading {path.name} needs pyarrow; {install('tables')}"
             ) from None
-        self._file = pq.ParquetFile(path)
+        try:
+            self._file = pq.ParquetFile(path)
+        except Exception as error:  # whatever pyarrow makes of a damaged file
+            raise _not_parquet(name, error) from None
         schema = self._file.schema_arrow
         lists = []
         for field in schema:
@@ -478,7 +481,14 @@ class _Parquet(Vectors):
                 lists.append(field.name)
         if not lists:
             raise only_texts(name, "has no column of vectors")
-        self._column = _choose(name, path, column, lists, "lists of numbers")
+        if column is None and len(lists) == 1:
+            column = lists[0]
+        if column not in lists:
+            raise InputError(
+                f"{name}: the columns of vectors are {', '.join(lists)}; name one as "
+                f"{path.name}#NAME"
+            )
+        self._column = column
         self.name = name
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
@@ -490,43 +500,45 @@ class _Parquet(Vectors):
                 column = next(batches).column(0)
             except StopIteration:
                 return
-            except Exception as error:  # whatever pyarrow makes of a damaged page
-                raise InputError(
-                    f"{self.name}: cannot be read as .parquet: {one_line(error)}"
-                ) from None
+            except Exception as error:  # as above
+                raise _not_parquet(self.name, error) from None
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             if column.null_count or len(np.unique(lengths)) > 1:
                 raise InputError(
                     f"{self.name}: mixed dimensions: rows of column {self._column!r} "
-                    "have different lengths or are null; every row must hold one vector of the same length"
+                    "have different lengths or are null; every row must hold one vector "
+                    "of the same length"
                 )
             values = column.flatten().to_numpy(zero_copy_only=False)
             yield values.reshape(len(column), -1)
 
 
-def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
-    """Raise InputError if `path` is no file; the error says what was `expected`."""
-    begins = f"{name}: " if name else ""
+def _not_parquet(name: str, error: Exception) -> InputError:
+    return InputError(f"{name}: cannot be read as .parquet: {one_line(error)}")
+
+
+def require_file(path: Path, name: str, expected: str = "a file") -> None:
+    """Raise InputError if the path of `name` is no file; it says what was `expected`."""
     if os.path.isdir(path):
-        raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
+        raise InputError(f"{name}: {str(path)!r} is a folder; expected {expected}")
     if not os.path.isfile(path):
-        raise InputError(f"{begins}there is no file {str(path)[-200:]!r}")
+        raise InputError(f"{name}: there is no file {str(path)[-200:]!r}")
 
 
 def from_file(text: str, name: str) -> Vectors:
     """Return the vectors in a file, which its suffix says how to read.
 
     Args:
-        text: PATH or, for one of the arrays or columns in the file, PATH#PART.
+        text: PATH or, for one of the columns in the file, PATH#COLUMN.
         name: What errors call the vectors.
 
     Raises:
-        InputError: There is no such file or part, it cannot be read, or `text` is a URL.
+        InputError: There is no such file or column, it cannot be read, or `text` is a URL.
     """
     path = Path(text)
-    part = None
+    column = None
     if "#" in text and not os.path.exists(path):
-        head, _, part = text.rpartition("#")
+        head, _, column = text.rpartition("#")
         path = Path(head)
     if not os.path.exists(path) and (url := re.match(r"[a-z][a-z0-9+-]+:", text)):
         # What stands behind the scheme may hold a password.
@@ -534,27 +546,17 @@ def from_file(text: str, name: str) -> Vectors:
             f"{name}: there is no file '{url[0]}...'; "
             "a store is opened by hubplugin.open_store(URL)"
         )
-    kinds = ", ".join(READERS)
-    require_file(path, name, f"a file, {kinds}")
+    require_file(path, name, "a file, .npy or .parquet")
     name = f"{name} ({path.name})"
-    if path.suffix not in READERS:
-        raise InputError(
-            f"{name}: unknown kind of file {path.suffix!r}; expected one of {kinds}; "
-            "for a file of texts name the model, ",
-            Parameter("embed"),
-        )
-    try:
-        return READERS[path.suffix](name, path, part)
-    except InputError:
-        raise
-    except Exception as error:  # each reader has its own errors
-        raise InputError(
-            f"{name}: cannot be read as {path.suffix}: {one_line(error)}"
-        ) from error
-
-
-def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
-    return from_array(open_npy(path, name), name)
+    if path.suffix == ".npy":
+        return from_array(open_npy(path, name), name)
+    if path.suffix == ".parquet":
+        return _Parquet(name, path, column)
+    raise InputError(
+        f"{name}: unknown kind of file {path.suffix!r}; expected one of .npy, .parquet; "
+        "for a file of texts name the model, ",
+        Parameter("embed"),
+    )
 
 
 def open_npy(path: Path, name: str) -> np.ndarray:
@@ -571,41 +573,3 @@ def open_npy(path: Path, name: str) -> np.ndarray:
             f"{name}: cannot be read as .npy: {one_line(error)}; "
             "write numbers with numpy.save"
         ) from None
-
-
-def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
-    with np.load(path, allow_pickle=False) as archive:
-        part = _choose(name, path, part, archive.files, "arrays")
-        return from_array(archive[part], name)
-
-
-def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
-    from safetensors import safe_open
-
-    # torch reads every dtype, bfloat16 among them
-    file = safe_open(path, framework="pt")
-    tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
-    return Sliceable(name, tensor, tuple(tensor.get_shape()), numpy)
-
-
-READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
-    ".npy": _from_npy,
-    ".npz": _from_npz,
-    ".safetensors": _from_safetensors,
-    ".parquet": _Parquet,
-}
-
-
-def _choose(
-    name: str, path: Path, part: str | None, parts: list[str], kind: str
-) -> str:
-    """Return the `part` that the user named, or the only one of `parts`."""
-    if part is None and len(parts) == 1:
-        return parts[0]
-    if part in parts:
-        return part
-    given = "nothing was named" if part is None else f"there is no {part!r}"
-    raise InputError(
-        f"{name}: {given}; {kind} in it: {', '.join(parts) or 'none'}; "
-        f"name one as {path.name}#NAME"
-    )

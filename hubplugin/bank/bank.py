@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embed_texts
-from hubplugin.bank.prepared import PreparedBank, require_rows
-from hubplugin.bank.texts import Texts, read_clicks, read_texts
-from hubplugin.compute import Compute, Similarities, dense
-from hubplugin.errors import EmptyInput, InputError, Parameter
-from hubplugin.metric import Metric, unit_or_zero
+from hubplugin.bank.prepared import PreparedBank, compare, number_rows
+from hubplugin.bank.texts import Texts, as_ids, holds_texts, read_clicks, read_texts
+from hubplugin.compute import Compute
+from hubplugin.errors import InputError, Parameter
+from hubplugin.metric import Metric
 from hubplugin.vectors import (
+    Directed,
     Progress,
-    Scannable,
     VectorLike,
     Vectors,
     as_vectors,
     open_npy,
+    original_rows,
+    prepare,
     require_file,
 )
-
-logger = logging.getLogger(__name__)
 
 MOST_PAIRS = 10_000
 """The most titles that are read from a store; more are sampled at random."""
@@ -44,13 +43,21 @@ PAIRED = 0.75
 are pairs. By chance it is 0.5."""
 
 CLICKS = (".csv", ".tsv")
-NO_ANSWERS = (".json", ".jsonl", ".md", ".txt")
+"""What the names of files of clicks end with."""
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
 
-Pairs: TypeAlias = Sequence[int] | np.ndarray | None
-"""The row of each query's vector among the answers, see `Bank`."""
+
+@runtime_checkable
+class HasFields(Protocol):
+    """A store whose targets have fields beside their vectors, see `hubplugin.store`."""
+
+    url: str
+
+    def scan(self, field: str | None = None) -> Iterator[Any]: ...
+
+    def fields(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,20 +67,19 @@ class Bank:
     Wherever a bank is taken, the queries alone will do. Files are read, and texts
     embedded, where the bank is used; InputError says there what cannot be.
 
-    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz,
-        .safetensors, .parquet). With `embed`, texts or a file of texts (.txt, .jsonl,
-        .csv, .tsv, .parquet). None: those recorded of a store.
+    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .parquet).
+        With `embed`, texts or a file of texts (.txt, .jsonl, .csv, .tsv, .parquet).
+        None: those recorded of a store.
     answers: What is known of what they ask for, in one of two forms, each as a value or
         as a file.
         Vectors [p, d], the *target bank*: examples of what such queries ask for, which
         need not be in the gallery. dualis needs it, blend and dbsn use it. A file is
-        one of vectors, as above.
+        one of vectors, as above. If there is one for each query, row i may answer query
+        i: they are *pairs* if queries are nearer to their own than to others'. Equal
+        answers are then one target.
         Ids in a store or rows of a gallery, one for each query, -1 for none: *clicks*.
         A file is .npy [m], or .csv or .tsv with the columns query (its text, or its row
         from 0) and target.
-    pairs: Which row of the answers' vectors belongs to each query, [m]. None looks:
-        banks of equal length are pairs, row i to row i, if their own targets are nearer
-        than others'.
     embed: The model that embeds texts, as a function from texts [b] to vectors [b, d],
         or as its name, sentence-transformers:NAME or module:function.
     name: What errors call the queries.
@@ -82,13 +88,8 @@ class Bank:
     queries: VectorLike | Sequence[str] | None = None
     answers: Answers = None
     _: KW_ONLY
-    pairs: Pairs = None
     embed: Embed = None
     name: str = "query bank"
-
-    def __repr__(self) -> str:
-        asked = _describe(self.queries)
-        return f"<Bank: queries {asked}, answers {_describe(self.answers)}>"
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
@@ -102,7 +103,7 @@ class Bank:
 
     @classmethod
     def from_field(
-        cls, store: Scannable, field: str, embed: Embed, name: str = "pairs"
+        cls, store: HasFields, field: str, embed: Embed, name: str = "pairs"
     ) -> Bank:
         """Read titles as pairs: texts in a field of targets, as queries for these.
 
@@ -122,14 +123,15 @@ class Bank:
             InputError: No target has a text there, or an argument cannot be used.
             StoreError: The store has no such field.
         """
-        url = getattr(store, "url", None)
-        if url is None:
+        if not isinstance(store, HasFields):
             raise InputError(
                 f"expected a store, got {type(store).__name__}; open one: "
                 "hubplugin.open_store(URL)"
             )
-        if not isinstance(field, str) or not field:
-            raise InputError(f"expected the name of a field of {url}, got {field!r}")
+        if not field:
+            raise InputError(
+                f"expected the name of a field of {store.url}, got {field!r}"
+            )
         if embed is None:
             raise InputError(
                 f"texts of {field!r} need the model that embeds queries: pass ",
@@ -138,7 +140,7 @@ class Bank:
         rng = np.random.default_rng(0)
         pairs = list[tuple[str, int | str]]()
         seen = 0
-        for batch in store.scan(field):  # type: ignore[call-arg]
+        for batch in store.scan(field):
             for id, value in zip(batch.ids, batch.values, strict=True):
                 text = value.strip() if isinstance(value, str) else ""
                 if not text:
@@ -151,9 +153,9 @@ class Bank:
                 if place < MOST_PAIRS:
                     pairs[place] = (text, id)
         if not pairs:
-            fields = ", ".join(getattr(store, "fields", list)()) or "no fields"
+            fields = ", ".join(store.fields()) or "no fields"
             raise InputError(
-                f"{url}: no target has a text in {field!r}; there are {fields}"
+                f"{store.url}: no target has a text in {field!r}; there are {fields}"
             )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)
@@ -163,34 +165,37 @@ class Bank:
         """The queries as texts, None if they are vectors."""
         if self.embed is None:
             return None
-        queries: Any = self.queries
-        if queries is None:
-            where = "bank" if self.name == "query bank" else self.name
-            embed = Parameter("embed", self.embed)
-            raise InputError(embed, " is for texts; pass them as ", Parameter(where))
+        queries: Any = () if self.queries is None else self.queries
         if isinstance(queries, (str, os.PathLike)):
             return read_texts(queries, self.name)
         lines = list(queries)
         if not lines or not all(isinstance(line, str) for line in lines):
             raise InputError(
-                f"{self.name}: embed= is for texts; vectors are passed without it"
+                f"{self.name}: expected texts beside ",
+                Parameter("embed"),
+                "; vectors are passed without it",
             )
         return Texts(lines, range(len(lines)), self.name)
 
     @cached_property
     def known(self) -> Vectors | np.ndarray | Path:
-        """The answers as vectors, as ids, or as a file of clicks."""
-        if self.answers is None:
-            raise InputError(
-                "pairs were given without answers; pass ", Parameter("answers")
-            )
-        known = _open_answers(self.answers)
-        if self.pairs is not None and not isinstance(known, Vectors):
-            raise InputError(
-                "pairs are of answers that are vectors; ids and rows belong to the "
-                "queries one by one"
-            )
-        return known
+        """The answers as vectors [p, d], as ids [m], or as a file of clicks."""
+        answers: Any = self.answers
+        ids = answers
+        if isinstance(answers, (str, os.PathLike)):
+            path = Path(answers)
+            if holds_texts(path):
+                require_file(path, "answers")
+                if path.suffix not in CLICKS:
+                    raise InputError(
+                        f"answers: {path.name!r} is no file of answers; expected .csv, "
+                        ".tsv or .npy, or vectors"
+                    )
+                return path
+            if path.suffix == ".npy":
+                ids = open_npy(path, "answers")
+        ids = _as_ids(ids)
+        return as_vectors(answers, "target bank") if ids is None else ids
 
     def look(self) -> Bank:
         """Return this bank. Raises InputError if a file is not there or cannot be read.
@@ -205,12 +210,19 @@ class Bank:
 
     def clicks(self, count: int) -> np.ndarray:
         """Return the answers of `count` queries as ids or rows: [m], -1 for none."""
-        if not isinstance(self.known, Path):
-            what = "id or row of the gallery"
-            return _one_each(self.known, count, what, "answers", "iuUO")
-        if self.texts is not None:
-            return read_clicks(self.known, count, self.texts.texts, self.texts.rows)
-        return read_clicks(self.known, count, getattr(self.queries, "texts", None))
+        known = self.known
+        if isinstance(known, Path):
+            texts = self.texts
+            if texts is not None:
+                return read_clicks(known, count, texts.texts, texts.rows)
+            return read_clicks(known, count, getattr(self.queries, "texts", None))
+        array = np.asarray(known)
+        expected = f"one id or row of the gallery for each of the {count} bank queries"
+        if array.shape != (count,):
+            raise InputError(f"answers: {len(array)} were given; expected {expected}")
+        if array.dtype.kind not in "iuUO":
+            raise InputError(f"answers are {array.dtype}; expected {expected}")
+        return as_ids(array.tolist())
 
     def vectors(
         self, gallery: object = None, progress: Progress | None = None
@@ -264,7 +276,7 @@ class Bank:
         vectors = self.vectors(gallery, compute.progress)
         queries, rows = _read(vectors, metric)
         bank = PreparedBank(queries, metric, compute, rows=rows)
-        if self.answers is None and self.pairs is None:
+        if self.answers is None:
             return bank
         known = self.known
         if not isinstance(known, Vectors):
@@ -275,45 +287,19 @@ class Bank:
                 f"{known.dim}; embed both with the same model"
             )
         answers, answer_rows = _read(known, metric)
-        own = rows  # the row of each query's answer, as it was given
-        if self.pairs is not None:
-            what = "row of the target bank"
-            given = _one_each(self.pairs, vectors.rows, what, "pairs", "iu")
-            require_rows(given, 0, known.rows, "pairs", "target bank")
-            own = given[rows]
-        elif known.rows != vectors.rows:
+        if known.rows != vectors.rows:
             return replace(bank, target_bank=answers)
-        # Rows move up where zero vectors were left out; these have the place -1.
-        place = np.full(known.rows, -1)
-        place[answer_rows] = np.arange(len(answers))
-        pairs = place[own]
-        is_known = pairs >= 0
-        if not is_known.any():
+        both, kept, own = np.intersect1d(rows, answer_rows, return_indices=True)
+        if not len(both):
             raise InputError(
                 f"{vectors.name}: no query has an answer that is no zero vector"
             )
-        bank = bank.take(np.flatnonzero(is_known))
-        rows = rows[is_known]
-        pairs = pairs[is_known]
-        if self.pairs is None:
-            answers = answers[pairs]
-            pairs = np.arange(len(answers))
-        bank = replace(bank, target_bank=answers, pairs=pairs, rows=rows)
-        if self.pairs is None and not _look_like_pairs(bank, answers):
-            return replace(bank, pairs=None)
-        return bank
-
-
-def _describe(part: Any) -> str:
-    """Return the file of `part`, or its size."""
-    if part is None:
-        return "none"
-    if isinstance(part, (str, os.PathLike)):
-        return os.fspath(part)
-    if isinstance(part, Vectors):
-        return f"{part.rows:,} x {part.dim}"
-    shape = getattr(part, "shape", None) or (len(part),)
-    return " x ".join(f"{size:,}" for size in shape)
+        answers = answers[own]
+        bank = replace(bank.take(kept), target_bank=answers, rows=both)
+        if not _look_like_pairs(bank, answers):
+            return bank
+        distinct, pairs = np.unique(number_rows(answers), return_inverse=True)
+        return replace(bank, target_bank=answers[distinct], pairs=pairs)
 
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
@@ -326,80 +312,23 @@ def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
     If the metric is cosine they have unit length, and zero vectors are left out. Raises
     EmptyInput if none is left.
     """
-    array = vectors.array()
-    if metric is not Metric.COSINE:
-        return array, np.arange(len(array))
-    unit = unit_or_zero(array)
-    rows = np.flatnonzero(unit.any(axis=1))
-    left_out = len(array) - len(rows)
-    if not len(rows):
-        raise EmptyInput(
-            f"{vectors.name}: all {left_out} rows are zero vectors, which have no "
-            "cosine similarity"
-        )
-    if left_out:
-        message = "%s: %d zero vectors, which have no direction, are left out"
-        logger.warning(message, vectors.name, left_out)
-        unit = unit[rows]
-    return unit, rows
+    read = as_vectors(vectors.array(), vectors.name)  # once: it may be a slow file
+    directed = Directed.of(read, metric, log=True)
+    return prepare(directed, metric), original_rows(directed)
 
 
-def _open_answers(answers: Any) -> Vectors | np.ndarray | Path:
-    """Return answers as vectors [p, d], as ids [m], or as the path of a file of clicks.
-
-    Raises InputError for a file that holds no answers.
-    """
-    if not isinstance(answers, (str, os.PathLike)):
-        ids = _one_dimensional(answers)
-        if ids is not None:
-            return ids
-        return as_vectors(answers, "target bank")
-    path = Path(answers)
-    if path.suffix in CLICKS + NO_ANSWERS:
-        require_file(path, "answers")
-    if path.suffix in CLICKS:
-        return path
-    if path.suffix in NO_ANSWERS:
-        raise InputError(
-            f"answers: {path.name!r} is no file of answers; expected .csv, .tsv or .npy, "
-            "or vectors"
-        )
-    if path.suffix == ".npy":
-        array = open_npy(path, "answers")
-        if array.ndim == 1:
-            return np.array(array)
-    return as_vectors(answers, "target bank")
-
-
-def _one_dimensional(answers: Any) -> np.ndarray | None:
+def _as_ids(answers: Any) -> np.ndarray | None:
     """Return `answers` as an array [m] if they are numbers or texts; None for vectors."""
-    if isinstance(answers, (Vectors, Scannable)) or getattr(answers, "ndim", 1) != 1:
-        return None
     try:
         array = np.asarray(answers)
     except Exception:  # whatever a foreign object raises: `as_vectors` tells of it
         return None
     if array.ndim != 1:
         return None
-    is_of_objects = array.dtype.kind == "O" and len(array) > 0
-    if is_of_objects and not isinstance(array[0], (int, str, np.integer)):
-        return None
-    return array
-
-
-def _one_each(values: Any, count: int, what: str, name: str, kinds: str) -> np.ndarray:
-    """Return `values` as an array [count] of numbers or texts.
-
-    Raises InputError for another length, or a dtype that is not among `kinds`. Errors call
-    the array `name` and each entry a `what`.
-    """
-    array = np.asarray(values)
-    expected = f"expected one {what} for each of the {count} bank queries"
-    if array.shape != (count,):
-        raise InputError(f"{name}: {len(array)} were given; {expected}")
-    if array.dtype.kind not in kinds:
-        raise InputError(f"{name} are {array.dtype}; {expected}")
-    return array
+    is_column = array.dtype.kind == "O" and not isinstance(
+        array[0], (int, str, np.integer)
+    )
+    return None if is_column else array
 
 
 def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
@@ -410,9 +339,8 @@ def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
     if len(answers) < FEWEST:
         return False
     rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
-    columns = as_vectors(answers[rows], "target bank")
-    queries = Similarities(bank.query_bank[rows], bank.metric, bank.compute)
-    similarities = dense(queries, columns)
+    queries = bank.query_bank[rows]
+    similarities = compare(queries, answers[rows], bank.metric, bank.compute)
     own = similarities.diagonal()
     next_row = np.roll(similarities, 1, axis=1).diagonal()
     return bool((own > next_row).mean() > PAIRED)

@@ -14,10 +14,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from pydantic import computed_field
 
-from hubplugin.bank.prepared import PreparedBank, spacing_ratio
-from hubplugin.compute import Compute, Similarities, dense, topk
+from hubplugin.bank.prepared import PreparedBank, compare, spacing_ratio
+from hubplugin.compute import Compute, topk
 from hubplugin.metric import Metric
-from hubplugin.vectors import as_vectors
 
 Kind: TypeAlias = Literal[
     "clean",
@@ -289,8 +288,8 @@ def profile(
     queries = rng.permutation(queries)[:SEEN]
     targets = rng.permutation(targets)[:SEEN]
     moved_queries, moved_targets = _as_queries(queries, targets, metric)
-    from_bank = _similarities(moved_queries, targets, metric, compute)
-    from_gallery = _similarities(moved_targets, targets, metric, compute)
+    from_bank = compare(moved_queries, targets, metric, compute)
+    from_gallery = compare(moved_targets, targets, metric, compute)
     np.fill_diagonal(from_gallery, -math.inf)
     queries = _unit(queries, metric)
     unit = _unit(targets, metric)
@@ -332,25 +331,16 @@ def _as_queries(
     """
     lengths = np.linalg.norm(queries, axis=1)
     length = np.median(lengths)
-    length_is_irrelevant = metric is not Metric.EUCLIDEAN
-    if length_is_irrelevant:
+    length_matters = metric is Metric.EUCLIDEAN
+    if not length_matters:
         gallery_length = np.median(np.linalg.norm(targets, axis=1))
         targets = targets * (length / max(gallery_length, 1e-30))
     moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
-    have_one_length = np.ptp(lengths) <= 0.01 * length  # but for rounding
-    if length_is_irrelevant or have_one_length:
+    differ = np.ptp(lengths) > 0.01 * length  # by more than rounding
+    if not length_matters or not differ:
         queries = _of_length(queries, length)
         moved = _of_length(moved, length)
-    return (
-        np.ascontiguousarray(queries, np.float32),
-        np.ascontiguousarray(moved, np.float32),
-    )
-
-
-def _similarities(
-    bank: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute
-) -> np.ndarray:
-    return dense(Similarities(bank, metric, compute), as_vectors(targets, "targets"))
+    return queries.astype(np.float32), moved.astype(np.float32)
 
 
 def _spacing(bank: PreparedBank) -> float:
@@ -396,7 +386,7 @@ def own_share(
 
 def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
     """Return the rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
-    similarities = _similarities(vectors, vectors, Metric.EUCLIDEAN, compute)
+    similarities = compare(vectors, vectors, Metric.EUCLIDEAN, compute)
     np.fill_diagonal(similarities, -math.inf)
     return topk(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
 
@@ -413,7 +403,7 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
         queries, targets: [m, d] and [n, d].
         compute: Device and memory.
     """
-    similarities = _similarities(queries, targets, Metric.EUCLIDEAN, compute)
+    similarities = compare(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
     nearest_queries = topk(similarities.T, size)[1]
     nearest_targets = topk(similarities, size)[1]
@@ -447,7 +437,7 @@ def typical_similarity(
     random = rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32)
 
     def nearest(vectors: np.ndarray) -> float:
-        similarities = _similarities(vectors, gallery, Metric.DOT, compute)
+        similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 
     chance = nearest(_of_length(random, 1.0))

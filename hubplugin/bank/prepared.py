@@ -21,7 +21,7 @@ from hubplugin.compute import (
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
-from hubplugin.recording import is_number
+from hubplugin.recording import plain_id
 from hubplugin.vectors import (
     Directed,
     Scannable,
@@ -198,7 +198,9 @@ class PreparedBank:
         answers = self.known_answers
         if answers is None:
             raise InputError(
-                "the bank lacks known answers: pass ", Parameter("answers")
+                "it is not known what each query asks for: pass a Bank with ",
+                Parameter("answers"),
+                ", or pairs such as titles (docs/titles.md)",
             )
         return answers
 
@@ -228,11 +230,7 @@ class PreparedBank:
     @cached_property
     def same(self) -> np.ndarray:
         """The row of the first query that equals each query: int64 [m]."""
-        first: dict[bytes, int] = {}
-        numbers = np.empty(len(self.query_bank), np.int64)
-        for number, row in enumerate(self.query_bank + 0.0):  # makes -0 the 0 it equals
-            numbers[number] = first.setdefault(row.tobytes(), number)
-        return numbers
+        return number_rows(self.query_bank)
 
     @cached_property
     def distinct(self) -> np.ndarray:
@@ -244,17 +242,23 @@ class PreparedBank:
         """A hash of query bank and target bank, which names them."""
         return fingerprint(self.query_bank, self.target_bank)
 
-    @cached_property
-    def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`. Raises InputError without one.
-
-        It is always the same object, by which similarities with it can be cached.
-        """
+    def require_target_bank(self) -> np.ndarray:
+        """Return the target bank. Raises InputError without one."""
         if self.target_bank is None:
             raise InputError(
                 "the bank lacks the vectors of answers: pass ", Parameter("answers")
             )
-        return as_vectors(self.target_bank, "target bank")
+        return self.target_bank
+
+    @cached_property
+    def answer_vectors(self) -> Vectors:
+        """The target bank as `Vectors`, always the same: similarities are cached by it."""
+        return as_vectors(self.require_target_bank(), "target bank")
+
+    @property
+    def similarities(self) -> Similarities:
+        """The query bank, which is to be multiplied with targets."""
+        return Similarities(self.query_bank, self.metric, self.compute)
 
     @cached_property
     def surveyed(self) -> np.ndarray:
@@ -285,8 +289,7 @@ class PreparedBank:
         sample = draw_sample(self.require_targets(), SPREAD_SAMPLE, self.metric, rng)
         of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
         quiet = self.compute.without_progress
-        similarities = Similarities(self.surveyed, of_prepared, quiet)
-        return float(dense(similarities, as_vectors(sample, "targets")).std())
+        return float(compare(self.surveyed, sample, of_prepared, quiet).std())
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -311,24 +314,24 @@ class PreparedBank:
         columns = [self.require_targets()]
         if self.target_bank is not None:
             columns.append(self.answer_vectors)
-        similarities = Similarities(self.query_bank, self.metric, self.compute)
-        return find_answers(similarities, columns)
+        return find_answers(self.similarities, columns)
 
 
-def require_rows(
-    rows: np.ndarray, lowest: int, count: int, name: str, where: str
-) -> None:
-    """Raise InputError if one of `rows` is outside `lowest` ... `count` - 1.
+def compare(
+    queries: np.ndarray, targets: VectorLike, metric: Metric, compute: Compute
+) -> np.ndarray:
+    """Return the similarities of all queries [m, d] and all targets [n, d]: [m, n]."""
+    similarities = Similarities(queries, metric, compute)
+    return dense(similarities, as_vectors(targets, "targets"))
 
-    Errors call the rows `name`.
-    """
-    outside = np.flatnonzero((rows < lowest) | (rows >= count))
-    if outside.size:
-        row = rows[outside[0]]
-        raise InputError(
-            f"{name}: bank query {outside[0]} belongs to row {row}, which is outside the "
-            f"{where} of {count} rows"
-        )
+
+def number_rows(vectors: np.ndarray) -> np.ndarray:
+    """Return the row of the first vector that equals each of `vectors`: int64 [m]."""
+    first: dict[bytes, int] = {}
+    numbers = np.empty(len(vectors), np.int64)
+    for number, row in enumerate(vectors + 0.0):  # makes -0 the 0 it equals
+        numbers[number] = first.setdefault(row.tobytes(), number)
+    return numbers
 
 
 def _rows_of(
@@ -339,8 +342,7 @@ def _rows_of(
     Ids that the gallery lacks count as none, and are named in the log. Raises InputError
     if it lacks all of them.
     """
-    none = (-1, "-1")  # numpy makes a text of -1 in an array with texts
-    clicked = [id for id in clicks.tolist() if id not in none]
+    clicked = [id for id in clicks.tolist() if id != -1]
     if not clicked:
         raise InputError("answers: all of them are -1, which stands for none")
     if ids is None:
@@ -349,15 +351,19 @@ def _rows_of(
                 "answers must be rows of the gallery, which are numbers, or vectors; -1 "
                 f"for none; given: {clicked[0]!r}"
             )
-        require_rows(clicks, -1, gallery.rows, "answers", "gallery")
+        outside = np.flatnonzero((clicks < -1) | (clicks >= gallery.rows))
+        if outside.size:
+            raise InputError(
+                f"answers: bank query {outside[0]} belongs to row {clicks[outside[0]]}, "
+                f"which is outside the gallery of {gallery.rows} rows"
+            )
         return clicks.astype(np.int64)
     unknown = [id for id in clicked if id not in ids]
     example = next(iter(ids), None)
     if len(unknown) == len(clicked):
         raise InputError(
             f"answers: none of the ids that they name is in {gallery.name}: they are "
-            f"such as {clicked[0]!r} ({type(clicked[0]).__name__}), and its ids are such "
-            f"as {example!r} ({type(example).__name__})"
+            f"such as {clicked[0]!r}, and its ids are such as {example!r}"
         )
     if unknown:
         message = (
@@ -366,7 +372,7 @@ def _rows_of(
         )
         first = list_first(unknown)
         logger.warning(message, len(unknown), len(clicked), first, example)
-    known = {**ids, -1: -1, "-1": -1}
+    known = {**ids, -1: -1}
     return np.array([known.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
@@ -375,20 +381,14 @@ def places(
 ) -> dict[int | str, int]:
     """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
 
-    An id may be a number in clicks and a text of digits in the store, or the other way
-    round. The id of row 0 is always returned, as an example of the store's ids.
+    Digits count as a number, which clicks and stores may write as texts. The id of row 0
+    is always returned, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
-    by_other: dict[int | str, int] = {}
-    for row, id in enumerate(ids, start=first):
+    for row, id in enumerate(map(plain_id, ids), start=first):
         if id in clicked or not row:
             rows[id] = row
-        other: int | str = str(id)
-        if isinstance(id, str) and is_number(id):
-            other = int(id)
-        if other in clicked:
-            by_other[other] = row
-    return rows | by_other
+    return rows
 
 
 def read_store(

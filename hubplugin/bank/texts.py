@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hubplugin.errors import InputError, install
-from hubplugin.recording import as_target
+from hubplugin.recording import plain_id
 from hubplugin.vectors import one_line, require_file
 
 logger = logging.getLogger(__name__)
@@ -78,30 +78,36 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{name} cannot be read as .txt: {error}") from None
     else:
-        rows = next(iter(read_columns(path, TEXT).values()), ())
+        (rows,) = read_columns(path, TEXT)
         if not rows:
             raise InputError(
                 f"{path.name} has no column called {' or '.join(TEXT)}; rename the one "
                 "that has the texts"
             )
-    texts = {}
-    for row, text in enumerate(rows):
-        if text is not None and text.strip():
-            texts[row] = text.strip()
-    if not texts:
+    stripped = [(text or "").strip() for text in rows]
+    full = [row for row, text in enumerate(stripped) if text]
+    if not full:
         raise InputError(f"{name} has no texts")
-    lacking = len(rows) - len(texts)
+    lacking = len(rows) - len(full)
     if lacking:
         message = "%s: %d of %d rows have no text and are left out"
         logger.warning(message, name, lacking, len(rows))
-    return Texts([*texts.values()], [*texts], name)
+    return Texts([stripped[row] for row in full], full, name)
 
 
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Read columns of the table in a file, as far as it has them.
+def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
+    """Read columns of the table in a file.
 
-    Each is the text of each row, None for an empty one. Raises InputError if pyarrow is
-    missing, and for a file that it cannot read.
+    Args:
+        path: The file.
+        *columns: The names that each column may have. The first that the file has counts.
+
+    Returns:
+        The text in each row of each column, None if there is none; an empty list for a
+        column that the file lacks.
+
+    Raises:
+        InputError: The file cannot be read, or pyarrow is missing.
     """
     try:
         import pyarrow as pa
@@ -118,18 +124,18 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]
         parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         read = csv.ReadOptions(block_size=BLOCK)
         kind = dataset.CsvFileFormat(parse, read_options=read)
-    texts = pa.schema([(name, pa.string()) for name in names])
+    texts = pa.schema([(name, pa.string()) for names in columns for name in names])
     try:
         table = dataset.dataset(path, schema=texts, format=kind).to_table().to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"{path.name} cannot be read as {path.suffix}: {one_line(error)}"
         ) from None
-    return {
-        name: column
-        for name, column in table.items()
-        if any(text is not None for text in column)
-    }
+    found = list[list[str | None]]()
+    for names in columns:
+        filled = (table[name] for name in names if any(table[name]))
+        found.append(next(filled, []))
+    return found
 
 
 def read_clicks(
@@ -157,10 +163,8 @@ def read_clicks(
     Raises:
         InputError: The file cannot be read, or has nothing of the bank.
     """
-    columns = read_columns(path, (*TEXT, *TARGET))
-    queries = next((columns[name] for name in TEXT if name in columns), None)
-    targets = next((columns[name] for name in TARGET if name in columns), None)
-    if queries is None or targets is None:
+    queries, targets = read_columns(path, TEXT, TARGET)
+    if not queries or not targets:
         raise InputError(f"clicks: {path.name} needs the columns query and target")
     places = defaultdict[str, list[int]](list)
     for place, text in enumerate(texts or ()):
@@ -169,7 +173,7 @@ def read_clicks(
     for place, row in enumerate(range(count) if rows is None else rows):
         # A text is stronger than a number.
         places.setdefault(str(row), [place])
-    clicks = [Counter[int | str]() for _ in range(count)]
+    clicks = Counter[tuple[int, str]]()
     unknown = []
     given = 0
     for query, target in zip(queries, targets, strict=True):
@@ -181,7 +185,7 @@ def read_clicks(
             unknown.append(query.strip())
             continue
         for place in asked:
-            clicks[place][as_target(target.strip())] += 1
+            clicks[place, target.strip()] += 1
     if len(unknown) == given:
         raise InputError(
             f"{path.name}: none of {given} clicks is of a query in the bank; expected "
@@ -194,9 +198,17 @@ def read_clicks(
         )
         first = list_first(unknown)
         logger.warning(message, path.name, len(unknown), given, first)
-    ids = [counts.most_common(1)[0][0] if counts else -1 for counts in clicks]
-    fit = all(isinstance(id, int) and id < 2**63 for id in ids)
-    return np.array(ids, np.int64 if fit else object)
+    ids = ["-1"] * count
+    for (place, target), _ in reversed(clicks.most_common()):
+        ids[place] = target
+    return as_ids(ids)
+
+
+def as_ids(ids: Iterable[int | str]) -> np.ndarray:
+    """Return ids as an array [m], of numbers if all are: digits count as a number."""
+    plain = [plain_id(id) for id in ids]
+    fit = all(isinstance(id, int) and id < 2**63 for id in plain)
+    return np.array(plain, np.int64 if fit else object)
 
 
 def list_first(items: Collection[object]) -> str:

@@ -101,7 +101,7 @@ def evaluate(
     truth: Annotated[
         str | None,
         typer.Option(
-            help="True target rows, ids in a STORE (.npy, .json), or qrels (TREC, BEIR); by default row i to row i."
+            help="True target rows, or ids in a STORE: .npy, or qrels (TREC, BEIR); by default row i to row i."
         ),
     ] = None,
     bank: BankFile = None,
@@ -117,7 +117,7 @@ def evaluate(
     k: Annotated[
         int,
         typer.Option(
-            help="Cut-off k for hubness, mAP and nDCG; how many a STORE is asked for."
+            help="Cut-off k for hubness and nDCG; how many a STORE is asked for."
         ),
     ] = 10,
     metric: Annotated[
@@ -143,9 +143,9 @@ def evaluate(
     if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
-        require_file(Path(truth))
+        require_file(Path(truth), "truth")
     if not is_store and show is not None:
-        require_file(Path(show))
+        require_file(Path(show), "names")
     query_model = embed
     if embedding(bank, embed) is not None:  # the queries may then be vectors
         query_model = embedding(source, embed)

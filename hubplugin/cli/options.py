@@ -21,7 +21,7 @@ BankFile = Annotated[
     str | None,
     typer.Option(
         "--bank",
-        help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: lines of "
+        help="The query bank: .npy or .parquet, of which file#name picks a column. With --embed, texts: lines of "
         ".txt, or the column query, text or question of .jsonl, .csv, .tsv or .parquet. By default what is recorded of "
         "the store (see the command bank); in evaluate none.",
     ),

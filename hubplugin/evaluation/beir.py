@@ -49,12 +49,10 @@ def read_beir(folder: Path) -> Beir:
 def _texts(path: Path) -> dict[str, str]:
     """Return title and text of each line by its id."""
     require_file(path, "BEIR")
-    columns = read_columns(path, ("_id", "title", "text"))
-    texts = columns.get("text", [None])
-    titles = columns.get("title", [None] * len(texts))
-    keys = columns.get("_id", [None])
-    if None in keys or None in texts:
+    keys, titles, texts = read_columns(path, ("_id",), ("title",), ("text",))
+    if not keys or not texts or None in (*keys, *texts):
         raise InputError(f"{path.name} has no _id and text in each line, as BEIR has")
+    titles = titles or [None] * len(texts)
     found = {}
     for key, title, text in zip(keys, titles, texts, strict=True):
         # An empty document can still be found.

@@ -13,7 +13,6 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.plans import PLANS
 from hubplugin.evaluation.ranked import Ranked, Ranking, Task, rank_arrays, rank_store
 from hubplugin.evaluation.results import (
-    Answer,
     Example,
     MethodResult,
     Results,
@@ -22,16 +21,16 @@ from hubplugin.evaluation.results import (
 from hubplugin.evaluation.truth import Names, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
-from hubplugin.measures.retrieval import average_precision, ndcg
+from hubplugin.measures.retrieval import ndcg
 from hubplugin.measures.significance import (
+    Side,
     adjust,
     hubness_interval,
     interval,
-    measure_change,
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import NAMED, Hub, Misled
+from hubplugin.results import Hub
 from hubplugin.store import Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -75,8 +74,8 @@ def evaluate(
             method that the bank allows.
         models: For arrays only: fitted models by label, as {"learned":
             hubplugin.fit(..., learn=True)}.
-        k: How many targets a query finds, of the k-occurrence, mAP@k and nDCG@k; 10 as
-            in the papers.
+        k: How many targets a query finds, of the k-occurrence and nDCG@k; 10 as in the
+            papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
         names: What reports and a qrels file call targets: a sequence, or a text file
             with one a line. For a store a function of ids, as `hubplugin.jobs.naming`
@@ -108,16 +107,10 @@ def evaluate(
             raise InputError(
                 "a filter is for a store; arrays and files are searched whole"
             )
-        ranked = rank_arrays(
-            task,
-            targets,
-            truth,
-            cast(Names, names),
-            Metric.parse(metric or Metric.COSINE),
-            bank,
-            methods,
-            models or {},
-        )
+        chosen = Metric.parse(metric or Metric.COSINE)
+        models = models or {}
+        rows = cast(Names, names)
+        ranked = rank_arrays(task, targets, truth, rows, chosen, bank, methods, models)
         return results_of(ranked, task)
     given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
     for name, value in given.items():
@@ -136,7 +129,7 @@ HUBS = 20
 """The most hubs, and the most targets never found, that results name."""
 
 EXAMPLES = 3
-"""The most examples of won queries, of lost queries, and of queries that a hub misled."""
+"""The most examples of won queries, and of lost queries."""
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
@@ -147,55 +140,35 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         found = ranking.nearest[ranking.nearest >= 0]
         occurrences.append(hubness.k_occurrence(found, size))
     methods = _measure_methods(ranked, occurrences, task)
-    best = usable_best(methods)
     rows = hubness.hubs(occurrences[0], HUBS).tolist()
     never: list[int] = []
     if ranked.count == size:  # all targets are known by name
         unfound = np.flatnonzero(occurrences[0] == 0)
         never = hubness.pick_evenly(unfound, HUBS).tolist()
-    misled: dict[int, list[int]] = {}
-    first = ranked.rankings[0].nearest[ranked.judged, 0]
-    after = first
-    if best is not None:
-        after = ranked.rankings[methods.index(best)].nearest[ranked.judged, 0]
-        wrong = (ranked.rankings[0].best > 1) & (after >= 0)
-        for row in rows[:NAMED]:
-            places = np.flatnonzero(wrong & (first == row))
-            misled[row] = hubness.pick_evenly(places, EXAMPLES).tolist()
-    shown = [*rows, *never]
-    for rows_of_hub in misled.values():
-        shown += after[rows_of_hub].tolist()
-    names = ranked.names([ranked.ids[row] for row in shown])
-    name_of = dict(zip(shown, names, strict=True))
-    hubs = []
-    for row in rows:
-        found_by = {}
-        for method, occurrence in zip(methods, occurrences, strict=True):
-            found_by[method.label] = int(occurrence[row])
-        examples_of_hub = []
-        for place in misled.get(row, ()):
-            query = task.name(int(ranked.queries[ranked.judged[place]]))
-            instead = int(after[place])
-            is_right = ranked.ids[instead] in ranked.true[place]
-            examples_of_hub.append(Misled(query, name_of[instead], is_right))
-        hubs.append(Hub(ranked.ids[row], name_of[row], found_by, examples_of_hub))
+    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    best = usable_best(methods)
     recommended = None
     examples: list[Example] = []
     if best is not None:
         if best.sign > 0:
             recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
-        examples += _draw_examples(ranked, corrected, "won", task)
-        examples += _draw_examples(ranked, corrected, "lost", task)
+        examples += _draw_examples(ranked, corrected, "won", task.seed)
+        examples += _draw_examples(ranked, corrected, "lost", task.seed)
+    hubs = []
+    for row, name in zip(rows, names, strict=False):
+        counts = zip(methods, occurrences, strict=True)
+        found_by = {method.label: int(each[row]) for method, each in counts}
+        hubs.append(Hub(ranked.ids[row], name, found_by))
     return Results(
-        queries=len(ranked.queries),
+        queries=len(ranked.rankings[0].nearest),
         judged=len(ranked.judged),
         k=task.k,
         seed=task.seed,
         methods=methods,
         best=recommended,
         hubs=hubs,
-        anti_hubs=[name_of[row] for row in never],
+        anti_hubs=names[len(rows) :],
         examples=examples,
         **ranked.facts,
     )
@@ -204,18 +177,27 @@ def results_of(ranked: Ranked, task: Task) -> Results:
 def _measure_methods(
     ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
 ) -> list[MethodResult]:
+    """Return the figures of each ranking."""
+    seed = task.seed
     raw, *others = ranked.rankings
-    versus = [measure_change(raw.best <= 1, other.best <= 1) for other in others]
-    adjusted = adjust([comparison.p for comparison in versus])
-    recall_at = [k for k in (1, 5, 10) if k < task.k] + [task.k]
-    results = []
-    for number, ranking in enumerate(ranked.rankings):
+    versus = [Side.of(raw.best <= 1, other.best <= 1) for other in others]
+    adjusted = adjust([side.p for side in versus])
+    results = list[MethodResult]()
+    for ranking, occurrence, versus_raw, p in zip(
+        ranked.rankings, occurrences, [None, *versus], [None, *adjusted], strict=True
+    ):
         candidate = ranking.candidate
-        occurrence = occurrences[number]
         recall = {}
-        for k in recall_at:
-            recall[k] = interval((ranking.best <= k).astype(np.float64), task.seed)
-        figures = _measure_whole_gallery(ranking, len(ranked.ids), task)
+        for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
+            recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
+        figures: dict[str, Any] = {}
+        if ranking.ranks is not None:
+            figures["median_rank"] = interval(ranking.best, seed, np.median)
+            figures["mean_rank"] = interval(ranking.best, seed)
+            figures["ndcg"] = interval(ndcg(ranking.ranks, task.k), seed)
+            figures["skewness"] = hubness_interval(
+                ranking.nearest, len(occurrence), hubness.skewness, seed
+            )
         if ranked.count is None:
             times = hubness.count_targets(occurrence)
             times.pop(0, None)  # nobody knows how many there are that no query finds
@@ -224,9 +206,6 @@ def _measure_methods(
             times = hubness.count_targets(of_all)
             figures["hubness"] = hubness.Hubness.of(of_all, task.k)
             figures["most_found"] = hubness.share_of_most_found(of_all)
-        if number:
-            figures["versus_raw"] = versus[number - 1]
-            figures["adjusted_p"] = adjusted[number - 1]
         results.append(
             MethodResult(
                 label=candidate.label,
@@ -238,46 +217,25 @@ def _measure_methods(
                 storable=candidate.scores is None,
                 transductive=candidate.method in PLANS,
                 best_ranks=ranking.best,
+                versus_raw=versus_raw,
+                adjusted_p=p,
                 **figures,
             )
         )
-        task.compute.report("bootstrap intervals", number + 1, len(ranked.rankings))
+        task.compute.report("bootstrap intervals", len(results), len(ranked.rankings))
     return results
 
 
-def _measure_whole_gallery(
-    ranking: Ranking, targets: int, task: Task
-) -> dict[str, Any]:
-    """Return the figures that need the ranks of all true targets; none for a store."""
-    ranks = ranking.ranks
-    if ranks is None:
-        return {}
-    seed = task.seed
-    return {
-        "median_rank": interval(ranks.best, seed, np.median),
-        "mean_rank": interval(ranks.best, seed),
-        "mean_average_precision": interval(average_precision(ranks, task.k), seed),
-        "ndcg": interval(ndcg(ranks, task.k), seed),
-        "skewness": hubness_interval(ranking.nearest, targets, hubness.skewness, seed),
-    }
-
-
 def _draw_examples(
-    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], task: Task
+    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], seed: int
 ) -> Iterator[Example]:
     """Yield up to `EXAMPLES` judged queries, at random, that `corrected` has won or lost."""
     raw = ranked.rankings[0]
     winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
-    happened = np.flatnonzero((winner.best <= 1) & (loser.best > 1))
-    rng = np.random.default_rng(task.seed)
-    for place in rng.permutation(happened)[:EXAMPLES].tolist():
-        true = ranked.true[place]
-        judged = ranked.judged[place]
-        answers = []
-        for ranking in (raw, corrected):
-            rows = ranking.nearest[judged]
-            ids = [ranked.ids[row] for row in rows[rows >= 0].tolist()]
-            named = zip(ids, ranked.names(ids), strict=True)
-            answers.append([Answer(name, key in true) for key, name in named])
-        query = task.name(int(ranked.queries[judged]))
-        yield Example(outcome, query, ranked.names(true), *answers)
+    happened = (winner.best <= 1) & (loser.best > 1)
+    happened &= loser.nearest[ranked.judged, 0] >= 0
+    rng = np.random.default_rng(seed)
+    for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+        row = ranked.judged[place]
+        ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
+        yield Example(outcome, ranked.asked[place], *ranked.names(ids))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank, BankLike, PreparedBank
+from hubplugin.bank import Bank, BankLike, PreparedBank, compare
 from hubplugin.compute import (
     TIE,
     Compute,
-    Similarities,
     TopK,
     TruthCounts,
-    dense,
     search,
     topk,
 )
@@ -75,12 +73,6 @@ class Task:
     seed: int
     compute: Compute
 
-    def name(self, row: int) -> str:
-        """Return what reports call the query in a row."""
-        if self.query_names is None:
-            return f"query {row}"
-        return str(self.query_names[row])
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -124,9 +116,8 @@ class Ranked:
         array, or those that some query finds in a store.
     count: How many targets there are; None under a filter, since stores do not count
         what passes it.
-    queries: The original rows of the queries that have a direction [q].
-    judged: The places in `queries` of those that have a true target [j].
-    true: The ids of the true targets of each judged query [j].
+    judged: The places in `Ranking.nearest` of the queries that have a true target [j].
+    asked: What these queries are called [j].
     names: Returns what targets are called, given their ids.
     facts: Fields of `Results` that describe the gallery: its metric, size and so on.
     """
@@ -134,9 +125,8 @@ class Ranked:
     rankings: list[Ranking]
     ids: Sequence[Id]
     count: int | None
-    queries: np.ndarray
     judged: np.ndarray
-    true: list[list[Id]]
+    asked: list[str]
     names: Callable[[Sequence[Id]], list[str]]
     facts: dict[str, Any]
 
@@ -170,93 +160,61 @@ def rank_store(
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
-    count = store.count()
-    if not count:
-        raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     queries = Directed.of(task.queries, store.metric, log=True)
     rows = original_rows(queries)
-    truth_by_row = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(truth_by_row[row]) for row in rows])
+    given = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(given[row]) for row in rows])
     if not len(judged):
         raise _nothing_judged(queries.name)
-    searched = store if condition is None else store.with_filter(condition)
-    vectors = queries.array()
-    candidates = [Candidate(RAW, RAW, {})]
-    active = None
-    forecast = None
-    correction = store.correction()
-    if correction is not None and correction.active:
-        model = correction.model
-        active = describe_method(model.method, model.parameters)
-        forecast = _forecast(model)
-        candidates.append(Candidate(CORRECTED, model.method, model.parameters))
-    hits = [_search_store(searched, vectors, task, each.label) for each in candidates]
-    ids = [*dict.fromkeys(chain.from_iterable(chain.from_iterable(hits)))]
-    true = _as_store_ids([truth_by_row[row] for row in rows[judged]], ids)
-    rankings = []
-    for candidate, found in zip(candidates, hits, strict=True):
-        nearest = _places_of(found, ids, task.k)
-        best = _best_ranks([found[place] for place in judged], true)
-        rankings.append(Ranking(candidate, nearest, best))
-    if np.isinf(rankings[0].best).all():
-        example = repr(ids[0]) if ids else "nothing"
-        raise InputError(
-            f"no query finds a true target in {store.url}, whose searches find ids such "
-            f"as {example}; ground truth names {true[0][0]!r}: expected ids of the "
-            "store, in the order of the queries"
-        )
-    facts = {
+    count = store.count()
+    facts: dict[str, Any] = {
         "metric": store.metric.value,
         "targets": count,
         "store": store.url,
-        "correction": active,
-        "forecast": forecast,
         "condition": condition,
     }
+    candidates = [Candidate(RAW, RAW, {})]
+    correction = store.correction()
+    if correction is not None and correction.active:
+        model = correction.model
+        facts["correction"] = describe_method(model.method, model.parameters)
+        facts["forecast"] = _forecast(model)
+        candidates.append(Candidate(CORRECTED, model.method, model.parameters))
+    searched = store if condition is None else store.with_filter(condition)
+    vectors = queries.array()
+    place_of: dict[Id, int] = {}
+    finds = []
+    for each in candidates:
+        finds.append(_search_store(searched, vectors, task, each.label, place_of))
+    # Files may write as text what is a number in the store.
+    by_text = {str(id): place for id, place in place_of.items()}
+    true = []
+    for row in rows[judged]:
+        true.append([by_text.get(str(key), -2) for key in given[row]])
+    rankings = []
+    for candidate, nearest in zip(candidates, finds, strict=True):
+        best = np.full(len(judged), math.inf)
+        for number, places in enumerate(true):
+            ranks = np.flatnonzero(np.isin(nearest[judged[number]], places)) + 1.0
+            best[number] = ranks.min(initial=math.inf)
+        rankings.append(Ranking(candidate, nearest, best))
+    if np.isinf(rankings[0].best).all():
+        found = next(iter(place_of), None)
+        named = next(iter(given[rows[judged[0]]]))
+        raise InputError(
+            f"no query finds a true target in {store.url}, whose searches find ids such "
+            f"as {found!r}; ground truth names {named!r}: expected ids of the "
+            "store, in the order of the queries"
+        )
     return Ranked(
         rankings,
-        ids,
+        [*place_of],
         count if condition is None else None,
-        rows,
         judged,
-        true,
+        _name_rows(task.query_names, "query", rows[judged]),
         lambda keys: display_names(keys, naming),
         facts,
     )
-
-
-def _as_store_ids(
-    true: Sequence[Mapping[Id, float]], ids: Sequence[Id]
-) -> list[list[Id]]:
-    """Return the true targets of each query by their ids in the store.
-
-    Files may write as text what is a number in the store. True targets that are not
-    among the `ids` that were found keep the id of the file.
-    """
-    by_text = {str(key): key for key in ids}
-    return [[by_text.get(str(key), key) for key in keys] for keys in true]
-
-
-def _places_of(found: Sequence[Sequence[Id]], ids: Sequence[Id], k: int) -> np.ndarray:
-    """Return the places in `ids` of what each query found: [q, k], filled up with -1."""
-    places = {key: place for place, key in enumerate(ids)}
-    nearest = np.full((len(found), k), -1, np.int64)
-    for row, keys in enumerate(found):
-        nearest[row, : len(keys)] = [places[key] for key in keys]
-    return nearest
-
-
-def _best_ranks(
-    found: Sequence[Sequence[Id]], true: Sequence[Sequence[Id]]
-) -> np.ndarray:
-    """Return the rank of the first true target of each query [j], infinite without."""
-    best = np.full(len(found), np.inf)
-    for number, keys in enumerate(found):
-        for rank, key in enumerate(keys, start=1):
-            if key in true[number]:
-                best[number] = rank
-                break
-    return best
 
 
 def _forecast(model: OffsetModel) -> Side | None:
@@ -265,20 +223,27 @@ def _forecast(model: OffsetModel) -> Side | None:
     if at_fit is None or at_fit.right is None:
         return None
     before, after, *change = at_fit.right
-    # The model keeps neither p nor the number of queries.
+    # The model keeps neither the error nor the number of queries.
     return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def _search_store(
-    store: Store, queries: np.ndarray, task: Task, label: str
-) -> list[list[Id]]:
-    """Return the ids that each query finds, nearest first, by the search `label`."""
-    hits: list[list[Id]] = []
+    store: Store, queries: np.ndarray, task: Task, label: str, place_of: dict[Id, int]
+) -> np.ndarray:
+    """Return the places of what each query finds by the search `label` [q, k].
+
+    A query that finds fewer is filled up with -1. Ids that were not found before get
+    the next places in `place_of`.
+    """
+    nearest = np.full((len(queries), task.k), -1, np.int64)
     for start in range(0, len(queries), BATCH):
         batch = queries[start : start + BATCH]
-        hits += store.search(batch, task.k, raw=label == RAW).ids
-        task.compute.report(f"searching {label}", len(hits), len(queries))
-    return hits
+        hits = store.search(batch, task.k, raw=label == RAW).ids
+        for row, ids in enumerate(hits, start):
+            found = [place_of.setdefault(id, len(place_of)) for id in ids]
+            nearest[row, : len(ids)] = found
+        task.compute.report(f"searching {label}", start + len(hits), len(queries))
+    return nearest
 
 
 def _nothing_judged(name: str) -> InputError:
@@ -319,60 +284,47 @@ def rank_arrays(
     if RAW in models:
         raise InputError(f"a model cannot be labelled {RAW!r}; name it by another word")
     called = as_names(names, whole.rows, "names")
-    facts: dict[str, Any] = {"metric": metric.value, "targets": gallery.rows}
     prepared = None
     if bank is not None:
         prepared = Bank.of(bank).prepare(metric, task.compute)
         prepared = replace(prepared, clicks=None).against(gallery)
-        facts["query_bank"] = len(prepared.query_bank)
-        if prepared.target_bank is not None:
-            facts["target_bank"] = len(prepared.target_bank)
+        if methods is None:
+            has_answers = prepared.target_bank is not None
+            methods = [name for name in METHODS if name != "dualis" or has_answers]
     given = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
-    pairs = _leave_out_zeros(given, queries, gallery)
+    query_rows = locate_rows(queries, given.query_rows)
+    target_rows = locate_rows(gallery, given.target_rows)
+    kept = (query_rows >= 0) & (target_rows >= 0)
+    if not kept.any():
+        raise _nothing_judged(f"{queries.name} or {gallery.name}")
+    pairs = Truth(query_rows[kept], target_rows[kept], given.grades[kept])
     arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
-    if methods is None and prepared is not None:
-        has_answers = prepared.target_bank is not None
-        methods = [name for name in METHODS if name != "dualis" or has_answers]
     # A dictionary, so that a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
     for method in methods or ():
         candidates[method] = arrays.by_method(method)
     for label, model in models.items():
         candidates[label] = arrays.by_model(label, model)
-    ids = original_rows(gallery).tolist()
-    true = []
-    for rows in np.split(pairs.target_rows, pairs.starts[1:]):
-        true.append([ids[row] for row in rows.tolist()])
-
-    def name_all(keys: Sequence[Id]) -> list[str]:
-        if called is None:
-            return [f"target {key}" for key in keys]
-        return [str(called[int(key)]) for key in keys]
-
+    ids = original_rows(gallery)
+    judged = original_rows(queries)[pairs.judged]
     return Ranked(
         arrays.rank([*candidates.values()]),
-        ids,
+        ids.tolist(),
         gallery.rows,
-        original_rows(queries),
         pairs.judged,
-        true,
-        name_all,
-        facts,
+        _name_rows(task.query_names, "query", judged),
+        partial(_name_rows, called, "target"),
+        {"metric": metric.value, "targets": gallery.rows},
     )
 
 
-def _leave_out_zeros(truth: Truth, queries: Vectors, targets: Vectors) -> Truth:
-    """Return the true pairs by their rows in `queries` and `targets`.
-
-    Pairs whose query or target is a zero vector, and so missing there, are dropped.
-    Raises InputError if no pair is left.
-    """
-    query_rows = locate_rows(queries, truth.query_rows)
-    target_rows = locate_rows(targets, truth.target_rows)
-    kept = (query_rows >= 0) & (target_rows >= 0)
-    if not kept.any():
-        raise _nothing_judged(f"{queries.name} or {targets.name}")
-    return Truth(query_rows[kept], target_rows[kept], truth.grades[kept])
+def _name_rows(
+    names: Sequence[object] | None, kind: str, rows: Iterable[Any]
+) -> list[str]:
+    """Return what reports call the queries or targets in `rows`."""
+    if names is None:
+        return [f"{kind} {row}" for row in rows]
+    return [str(names[row]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -394,8 +346,8 @@ class Arrays:
         name, *settings = method.split() or [""]
         parameters: dict[str, Setting] = {}
         for setting in settings:
-            key, equals, value = setting.partition("=")
-            if not equals:
+            key, _, value = setting.partition("=")
+            if not value:
                 raise InputError(
                     f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, "
                     "as in 'is tau=0.05'"
@@ -403,8 +355,7 @@ class Arrays:
             parameters[key] = value
         if name in PLANS:
             if parameters:
-                given = ", ".join(parameters)
-                raise InputError(f"method {name!r} takes no parameters, got {given}")
+                raise InputError(f"method {name!r} takes no parameters")
             require_solvable(name, len(self.queries), self.targets.rows)
 
             def plan(rows: slice) -> np.ndarray:
@@ -444,7 +395,7 @@ class Arrays:
 
     def _similarities(self, rows: slice) -> np.ndarray:
         quiet = self.task.compute.without_progress
-        return dense(Similarities(self.queries[rows], self.metric, quiet), self.targets)
+        return compare(self.queries[rows], self.targets, self.metric, quiet)
 
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
         """Rank by each candidate.
@@ -504,9 +455,9 @@ class Arrays:
             height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
         rng = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
-            stop = min(start + height, count)
-            found = scores(slice(start, stop))
-            first, last = np.searchsorted(truth.query_rows, [start, stop])
+            rows = slice(start, min(start + height, count))
+            found = scores(rows)
+            first, last = np.searchsorted(truth.query_rows, [start, rows.stop])
             for pair in range(first, last):
                 row = found[truth.query_rows[pair] - start]
                 own = row[truth.target_rows[pair]]
@@ -518,6 +469,6 @@ class Arrays:
                 # order breaks these ties, or targets in low rows would win them all.
                 smallest = found[found > 0].min()
                 found = found + rng.random(found.shape) * smallest * 1e-3
-            nearest[start:stop] = topk(found, self.task.k)[1]
-            compute.report(f"ranking by {candidate.label}", stop, count)
+            nearest[rows] = topk(found, self.task.k)[1]
+            compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest

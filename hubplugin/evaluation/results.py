@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -12,11 +11,10 @@ from pydantic import Field, InstanceOf
 
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
-from hubplugin.measures.significance import Comparison, Figure, Side, measure_change
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
-    CORRECTED,
     DIRECTIONS,
     NEVER,
     RECALL,
@@ -39,36 +37,26 @@ from hubplugin.results import (
 
 SIGNIFICANT = 0.05
 
-SHOWN = 3
-"""Answers of an example that a page shows; JSON has all."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One target that a query found: its name, and whether it is a true target."""
-
-    name: str
-    true: bool
-
 
 @dataclass(frozen=True)
 class Example:
-    """A query whose true target came first in one of two searches only, and what both found."""
+    """A query whose true target comes first in one of two searches only.
+
+    outcome: "won" if it is the corrected search, "lost" if it is the raw one.
+    right: The true target that comes first.
+    wrong: What comes first in the other search.
+    """
 
     outcome: Literal["won", "lost"]
     query: str
-    truth: list[str]
-    raw: list[Answer]
-    corrected: list[Answer]
+    right: str
+    wrong: str
 
     def row(self) -> Row:
-        """Return the query, and the first places of both searches, true targets marked."""
-        lists = [f"true: {', '.join(self.truth)}"]
-        for label, answers in (("raw", self.raw), (CORRECTED, self.corrected)):
-            shown = [f"{'✓ ' * each.true}{each.name}" for each in answers[:SHOWN]]
-            lists.append(f"{label}: {'; '.join(shown)}")
-        sign = 1 if self.outcome == "won" else -1
-        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], lists)
+        """Return the query, and what comes first in either search."""
+        sign = {"won": 1, "lost": -1}[self.outcome]
+        firsts = [f"right: {self.right}", f"wrong: {self.wrong}"]
+        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], firsts)
 
 
 @dataclass(frozen=True)
@@ -106,11 +94,10 @@ class MethodResult:
     )
     hubness: Hubness | None = None
     most_found: float | None = None
-    versus_raw: Comparison | None = None
+    versus_raw: Side | None = None
     adjusted_p: float | None = None
     median_rank: Figure | None = None
     mean_rank: Figure | None = None
-    mean_average_precision: Figure | None = None
     ndcg: Figure | None = None
     skewness: Figure | None = None
 
@@ -132,13 +119,12 @@ class Results(Result):
     """The results of `evaluate`: raw search and corrections on the same queries.
 
     judged: How many queries have a true target.
-    k: How many targets a query finds, for the k-occurrence, mAP and nDCG.
+    k: How many targets a query finds, for the k-occurrence and nDCG.
     methods: One for each ranking; the raw search comes first.
     best: The label of the method recommended on these queries; None if no method is better
         than the raw search beyond chance.
     anti_hubs: Some of the targets that no query finds.
     examples: Queries that the method `shown` won and lost.
-    query_bank, target_bank: The rows of the banks; None for a store.
     store: The URL of the store.
     correction: The active correction of the store.
     condition: The filter of the search in the store.
@@ -156,8 +142,6 @@ class Results(Result):
     hubs: list[Hub]
     anti_hubs: list[str] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
-    query_bank: int | None = None
-    target_bank: int | None = None
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
@@ -181,7 +165,7 @@ class Results(Result):
         """The method that is shown beside the raw search, see `usable_best`; None if none is."""
         return usable_best(self.methods)
 
-    def compare(self, first: str, second: str) -> Comparison:
+    def compare(self, first: str, second: str) -> Side:
         """Compare method `second` with `first`, on the same queries.
 
         Args:
@@ -192,7 +176,7 @@ class Results(Result):
             InputError: No method has such a label.
         """
         before = self[first].best_ranks <= 1
-        return measure_change(before, self[second].best_ranks <= 1)
+        return Side.of(before, self[second].best_ranks <= 1)
 
     def page(self) -> Page:
         headline, sign = self._headline()
@@ -203,14 +187,17 @@ class Results(Result):
         if self.store is None:
             sections.append(self._list_methods())
         sections.append(list_hubs(self.hubs, labels, self.k, self.anti_hubs))
-        if shown is not None and shown.versus_raw is not None:
-            sections.append(self._count_changes(shown.versus_raw))
+        if self.change is not None:
+            sections.append(self._count_changes(self.change))
         steps = []
         if self.store is not None and sign < 0:
             steps.append(Step("searches are raw again", "remove"))
-        return Page(headline, DIRECTIONS[sign], self._scene(), sections, steps)
+        scene = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
+        if self.condition is not None:
+            scene.append(f"filter {self.condition}")
+        return Page(headline, DIRECTIONS[sign], " · ".join(scene), sections, steps)
 
-    def _count_changes(self, versus: Comparison) -> Section:
+    def _count_changes(self, versus: Side) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
@@ -221,12 +208,6 @@ class Results(Result):
             *(example.row() for example in self.examples),
         ]
         return Section("Won and lost", rows, ("", "queries"))
-
-    def _scene(self) -> str:
-        parts = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
-        if self.condition is not None:
-            parts.append(f"filter {self.condition}")
-        return " · ".join(parts)
 
     def _headline(self) -> tuple[str, int]:
         """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
@@ -251,12 +232,7 @@ class Results(Result):
     @property
     def change(self) -> Side | None:
         """R@1 of the raw search and of the method `shown`."""
-        shown = self.shown
-        if shown is None or shown.versus_raw is None:
-            return None
-        recalls = self.raw.recall[1].value, shown.recall[1].value
-        change = shown.versus_raw.difference
-        return Side(*recalls, math.nan, self.judged, "queries", change)
+        return None if self.shown is None else self.shown.versus_raw
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the section that compares the raw search and the method shown."""
@@ -295,15 +271,14 @@ class Results(Result):
                 "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
                 f"{100 * each.recall[k].value:.1f}",
             ]
-            ranks = (each.median_rank, each.mean_average_precision, each.ndcg)
-            for figure in (*ranks, each.skewness):
+            for figure in (each.median_rank, each.ndcg, each.skewness):
                 cells.append("" if figure is None else decimal(figure.value))
             direction = None if each is self.raw else DIRECTIONS[each.sign]
             rows.append(Row(cells, direction))
-        columns = f"method R@1 gain p R@{k} rank mAP nDCG skew".split()
+        columns = f"method R@1 gain p R@{k} rank nDCG skew".split()
         note = (
             "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
-            f"mAP, nDCG: at {self.k}. skew: skewness."
+            f"nDCG: at {self.k}. skew: skewness."
         )
         return Section("Every method", rows, columns, note=note)
 

@@ -1,8 +1,7 @@
-"""The one reader of ground truth and names, in all their forms."""
+"""The reader of ground truth and of names."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +24,9 @@ TruthLike: TypeAlias = (
 """For each query the id of its true target, or a list of them.
 
 -1 or an empty list where none is known. Ids are those of a store; of an array they are
-rows, or its names. Or a path: an .npy or .json file of that, or a qrels file, of TREC
-(lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
-relevance, under a header). None: row i of an array belongs to row i of the queries."""
+rows, or its names. Or a path: an .npy file of that, or a qrels file, of TREC (lines of
+'query 0 target relevance') or of BEIR (tabs between query, target and relevance, under
+a header). None: row i of an array belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """A name for each vector, in their order: a sequence, or a text file of a name a line."""
@@ -104,39 +103,21 @@ def read_truth(
         InputError: The source cannot be used, or judges no query.
     """
     true: list[dict[Id, float]] = [{} for _ in range(queries)]
-    value: Any = source
-    path = Path("array.npy")  # an array is read as if it came from such a file
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        value = _read(path)
-    if path.suffix in (".npy", ".json"):
-        for row, keys in enumerate(_lists(value, queries)):
+    if isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".npy":
+        judgements = read_qrels(Path(source))
+        asked = [query for query, _, _ in judgements]
+        rows = _locate(asked, query_names, queries, "query_names")
+        for row, (_, target, grade) in zip(rows, judgements, strict=True):
+            true[row][target] = grade
+    else:
+        for row, keys in enumerate(_read_lists(source, queries)):
             true[row] = {_as_id(key): 1.0 for key in keys}
             true[row].pop(-1, None)
-    else:
-        names = [query for query, _, _ in value]
-        rows = _locate(names, query_names, queries, "query_names")
-        for row, (_, target, grade) in zip(rows, value, strict=True):
-            true[row][target] = grade
     if not any(true):
         raise InputError(
             "ground truth names no true target for any query; at least one is needed"
         )
     return true
-
-
-def _read(path: Path) -> Any:
-    """Return what an .npy or a .json file holds, or the judgements of a qrels file."""
-    name = f"ground truth {path.name}"
-    require_file(path, "ground truth")
-    if path.suffix == ".npy":
-        return open_npy(path, name)
-    if path.suffix != ".json":
-        return read_qrels(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{name}: cannot be read as JSON: {error}") from None
 
 
 def read_qrels(path: Path) -> list[tuple[str, str, float]]:
@@ -159,34 +140,33 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
     except (OSError, ValueError):
         raise InputError(
             f"ground truth {path.name} is no qrels file: expected lines of "
-            "'query 0 target relevance', or an .npy or .json file"
+            "'query 0 target relevance', or an .npy file"
         ) from None
     return judgements
 
 
-def _lists(source: Any, queries: int) -> list[list[Any]]:
+def _read_lists(source: Any, queries: int) -> list[list[Any]]:
     """Return the list of true targets for each query; a single id is a list of one.
 
     Raises InputError if `source` is no list of that length.
     """
-    rows = source if isinstance(source, (list, tuple)) else np.asarray(source).tolist()
-    if not isinstance(rows, (list, tuple)):
+    if isinstance(source, (str, os.PathLike)):
+        source = open_npy(Path(source), "ground truth")
+    if not isinstance(source, (list, tuple)):
+        source = np.atleast_1d(source).tolist()
+    if len(source) != queries:
         raise InputError(
-            "ground truth is no list with an id, or a list of them, for each query"
+            f"ground truth has {len(source)} rows for {queries} queries; expected an "
+            "id, or a list of ids, for each"
         )
-    if len(rows) != queries:
-        raise InputError(
-            f"ground truth has {len(rows)} rows for {queries} queries; "
-            "expected one row a query"
-        )
-    return [np.atleast_1d(np.asarray(row, object)).tolist() for row in rows]
+    return [np.atleast_1d(np.asarray(row, object)).tolist() for row in source]
 
 
 def _as_id(key: object) -> Id:
-    if isinstance(key, np.generic):
-        key = key.item()
-    if type(key) is int or type(key) is str:
-        return key
+    if isinstance(key, (int, np.integer)):
+        return int(key)
+    if isinstance(key, str):
+        return str(key)
     raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
 
 

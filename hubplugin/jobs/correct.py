@@ -44,7 +44,6 @@ from hubplugin.learning import (
     Teachers,
     learn_query_map,
     read_learn,
-    require_answers,
 )
 from hubplugin.measures.hubness import largest_by_chance, skewness_by_chance
 from hubplugin.methods import METHODS, Method, build_method
@@ -68,7 +67,6 @@ def apply(
     method: str = "blend",
     *,
     learn: bool | Bank = False,
-    judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
     compute: Compute = Compute(),
@@ -86,7 +84,7 @@ def apply(
         store: any store, such as `hubplugin.open_store` returns.
         bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the queries recorded from the store
             and, with learn, for their clicks. A fitted model is written as it is, untried.
-        method, judged, **parameters: as in `hubplugin.fit`.
+        method, **parameters: as in `hubplugin.fit`.
         learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs from the store itself. The store's own search maps
             the queries.
         force: apply the correction untried, even if there is nothing to mend.
@@ -102,7 +100,7 @@ def apply(
     store = for_job(store)
     _require_device(compute)
     if isinstance(bank, OffsetModel):
-        given = {"learn": learn, "judged": judged, "executor": executor, **parameters}
+        given = {"learn": learn, "executor": executor, **parameters}
         if method != "blend":
             given["method"] = method
         for name, value in given.items():
@@ -119,7 +117,7 @@ def apply(
     learn = read_learn_for(store, learn, method, executor)
     configuration = build_method(METHODS, method, parameters)
     job = Job(store, configuration, learn, force, dry_run)
-    teachers = job.read(bank, judged, compute)
+    teachers = job.read(bank, compute)
     by_workers = None
     if executor is not None:
         if teachers.bank.clicks is not None:
@@ -156,7 +154,6 @@ def refit(
     method: str | None = None,
     *,
     learn: bool | Bank | None = None,
-    judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
     compute: Compute = Compute(),
@@ -177,7 +174,7 @@ def refit(
         bank: as in `apply`; by default the queries that were recorded.
         method: by default the method of the active correction, with the parameters that it was given.
         learn: as in `apply`; by default True if the active correction has a query map.
-        judged, dry_run, compute, **parameters: as in `apply`.
+        dry_run, compute, **parameters: as in `apply`.
         force: activate the new correction even if it is worse.
 
     Raises:
@@ -202,7 +199,7 @@ def refit(
     else:
         configuration = build_method(METHODS, method, parameters)
     job = Job(store, configuration, learn, force, dry_run)
-    teachers = job.read(Bank() if bank is None else bank, judged, compute)
+    teachers = job.read(Bank() if bank is None else bank, compute)
     if by_default and learn and teachers.bank.known_answers is None:
         raise InputError(
             "the active correction has a map of queries, and nothing here teaches a new one: pass ",
@@ -276,19 +273,15 @@ class Job:
     force: bool
     dry_run: bool
 
-    def read(
-        self, bank: BankLike, judged: BankLike | None, compute: Compute
-    ) -> Teachers:
+    def read(self, bank: BankLike, compute: Compute) -> Teachers:
         """Read the banks, and raise every error that does not need the gallery.
 
         Args:
-            bank, judged, compute: As in `apply`.
+            bank, compute: As in `apply`.
         """
         store = self.store
         chosen = bank_for(store, bank, self.learn is not False)
-        teachers = Teachers.read(
-            chosen, self.learn, judged, store.metric, compute, store
-        )
+        teachers = Teachers.read(chosen, self.learn, store.metric, compute, store)
         self.configuration.require_banks(teachers.bank)
         store.require_writable(dry_run=self.dry_run)
         if not store.count():
@@ -300,7 +293,7 @@ class Job:
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
         """Return the gallery and the banks against it. Raises errors of the banks first."""
         if self.learn is True:
-            require_answers(teachers.bank)
+            teachers.bank.require_answers()
         progress = teachers.bank.compute.progress
         gallery = SpooledGallery(self.store, progress, teachers.clicks)
         return gallery, teachers.against(gallery.vectors, gallery.rows)

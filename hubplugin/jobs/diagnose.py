@@ -45,7 +45,7 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.methods import configure
+from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.results import (
@@ -270,7 +270,7 @@ def diagnose(
     nearest = top.rows[0]
     occurrence = k_occurrence(nearest, gallery.rows)
     causes = find_causes(prepared, nearest, seed)
-    default = configure("blend")
+    default = METHODS["blend"]()
     trial = judge_by(prepared, default.resolve(prepared), seed)
     lesson = learn_query_map(default, Teachers(prepared)) if learn else None
     model = None

@@ -35,7 +35,11 @@ def skewness(occurrence: np.ndarray) -> float:
     QB-Norm table 3 and DBSN table 5: scipy.stats.skew with its default bias=True. 0 is
     symmetric; what users call hubness is above 1.
     """
-    return _moment(occurrence, 3)
+    if not np.ptp(occurrence):
+        return 0.0
+    centred = occurrence - occurrence.mean()
+    variance = (centred**2).mean()
+    return float((centred**3).mean() / variance**1.5)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
@@ -52,40 +56,6 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - 2 * p) / variance**0.5)
 
 
-def kurtosis(occurrence: np.ndarray) -> float:
-    """Return the fourth standardised moment of N less 3: NNN table 3.
-
-    A normal distribution has 0 (Fisher), and so has an N that is equal everywhere.
-    """
-    if not np.ptp(occurrence):
-        return 0.0
-    return _moment(occurrence, 4) - 3.0
-
-
-def _moment(occurrence: np.ndarray, order: int) -> float:
-    if not np.ptp(occurrence):
-        return 0.0
-    centred = occurrence - occurrence.mean()
-    variance = (centred**2).mean()
-    return float((centred**order).mean() / variance ** (order / 2))
-
-
-def mean_absolute_error(occurrence: np.ndarray) -> float:
-    """Return mean |N - mean(N)|, in queries: NNN table 3, where all N should be equal."""
-    return float(np.abs(occurrence - occurrence.mean()).mean())
-
-
-def robin_hood(occurrence: np.ndarray) -> float:
-    """Return the share of finds that must move until all N are equal, 0 to 1.
-
-    sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
-    """
-    mean = float(occurrence.mean())
-    if not mean:
-        return 0.0
-    return mean_absolute_error(occurrence) / (2 * mean)
-
-
 def anti_hub_share(occurrence: np.ndarray) -> float:
     """Return the share of the targets that no query finds, 0 to 1."""
     return float((occurrence == 0).mean())
@@ -93,31 +63,21 @@ def anti_hub_share(occurrence: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Hubness:
-    """Statistics of N among the `k` nearest, by the functions of the same names.
+    """Statistics of N among the `k` nearest, see `skewness` and `anti_hub_share`.
 
     largest: The largest N.
     """
 
     k: int
     skewness: float
-    kurtosis: float
-    mean_absolute_error: float
     largest: int
-    robin_hood: float
     anti_hub_share: float
 
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
         """Return the statistics of `occurrence` [n]."""
-        return cls(
-            k,
-            skewness(occurrence),
-            kurtosis(occurrence),
-            mean_absolute_error(occurrence),
-            int(occurrence.max()),
-            robin_hood(occurrence),
-            anti_hub_share(occurrence),
-        )
+        largest = int(occurrence.max())
+        return cls(k, skewness(occurrence), largest, anti_hub_share(occurrence))
 
 
 def count_targets(occurrence: np.ndarray) -> dict[int, int]:
@@ -126,7 +86,7 @@ def count_targets(occurrence: np.ndarray) -> dict[int, int]:
     return dict(zip(values.tolist(), times.tolist(), strict=True))
 
 
-def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
+def hubs(occurrence: np.ndarray, count: int) -> np.ndarray:
     """Return the rows of the `count` targets with the largest N, the largest first.
 
     Equals come in the order of their rows: int64 [min(count, n)].

@@ -91,18 +91,6 @@ def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
     return Ranks(truth, values, truth.grades[order])
 
 
-def average_precision(ranks: Ranks, k: int) -> np.ndarray:
-    """Return AP@k: float64 [j]. Its mean is mAP@k.
-
-    The sum, over the true targets among the first `k`, of the precision at their rank,
-    divided by the number of true targets.
-    """
-    truth = ranks.truth
-    precision = np.where(ranks.values <= k, truth.numbers / ranks.values, 0.0)
-    mean: np.ndarray = np.add.reduceat(precision, truth.starts) / truth.counts
-    return mean
-
-
 def ndcg(ranks: Ranks, k: int) -> np.ndarray:
     """Return nDCG@k: float64 [j].
 

@@ -43,28 +43,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two methods on the same queries: how often a true target comes first.
-
-    won, lost: Queries that only the second, or only the first, answers right at rank 1.
-    difference: The change of R@1, see `measure_change`.
-    p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
-        exactly where the interval leaves out 0.
-    """
-
-    won: int
-    lost: int
-    difference: Figure
-    p: float
-
-
-@dataclass(frozen=True)
 class Side:
-    """R@1 of some queries before and after, 0 to 1.
+    """R@1 of the same queries before and after, 0 to 1.
 
     error: The standard error of the change.
     queries, what: How many queries, and what they are called.
-    change: The change with its interval, see `measure_change`.
+    change: The change with its interval.
+    won, lost: Queries that only the second, or only the first, answers right at rank 1.
+    p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
+        exactly where the interval leaves out 0.
     """
 
     before: float
@@ -73,20 +60,43 @@ class Side:
     queries: int
     what: str
     change: Figure
+    won: int = 0
+    lost: int = 0
+    p: float = math.nan
 
     @classmethod
-    def of(cls, raw: np.ndarray, corrected: np.ndarray, label: str) -> Side:
-        """Return the side of the queries called `label`.
+    def of(cls, raw: np.ndarray, corrected: np.ndarray, what: str = "queries") -> Side:
+        """Compare how right the queries called `what` are before and after, 0 to 1: [j].
 
-        raw, corrected: How right each query was, before and after, 0 to 1 [q].
+        The test gives the change of each query a sign at random (Fisher 1935): of right
+        and wrong answers it is McNemar's exact test. The interval holds every change d
+        that the same test does not reject. So its lower end is the smallest d with a
+        chance of at least 2.5 % that queries drawn with probability 1/2 change by d or
+        less in the mean (Hartigan 1969). It is exact for right and wrong answers; of
+        shares between them each gain counts as their mean, and each loss.
         """
+        change = np.asarray(corrected, np.float64) - raw
+        won = int((change > 0).sum())
+        lost = int((change < 0).sum())
+        at_most = binomial(won + lost, 0.5).cumsum()
+        no_gain = float(at_most[lost])
+        no_loss = float(at_most[won])
+        low = _lower_end(change, no_gain < REJECTED)
+        high = -_lower_end(-change, no_loss < REJECTED)
         error = math.nan
-        if len(raw) > 1:
-            error = float((corrected - raw).std(ddof=1) / math.sqrt(len(raw)))
-        change = measure_change(raw, corrected).difference
-        before = float(raw.mean())
-        after = float(corrected.mean())
-        return cls(before, after, error, len(raw), label, change)
+        if len(change) > 1:
+            error = float(change.std(ddof=1) / math.sqrt(len(change)))
+        return cls(
+            float(np.mean(raw)),
+            float(np.mean(corrected)),
+            error,
+            len(change),
+            what,
+            Figure(float(change.mean()), low, high),
+            won,
+            lost,
+            min(1.0, 2 * min(no_gain, no_loss)),
+        )
 
     def __str__(self) -> str:
         low = 100 * self.change.low
@@ -101,7 +111,6 @@ def interval(
     values: np.ndarray,
     seed: int,
     statistic: Callable[..., np.ndarray] = np.mean,
-    resamples: int = RESAMPLES,
 ) -> Figure:
     """Return a figure of queries with its percentile bootstrap interval (Efron 1979).
 
@@ -109,7 +118,6 @@ def interval(
         values: Of the queries [j].
         seed: Of the resampling.
         statistic: Reduces the axis that it is given as `axis`, as np.mean does.
-        resamples: How many.
     """
     values = np.sort(values)
     value = float(statistic(values, axis=0))
@@ -119,8 +127,8 @@ def interval(
     rng = np.random.default_rng(seed)
     drawn = list[np.ndarray]()
     batch = max(1, DRAWN // count)
-    for start in range(0, resamples, batch):
-        rows = rng.integers(0, count, (min(batch, resamples - start), count))
+    for start in range(0, RESAMPLES, batch):
+        rows = rng.integers(0, count, (min(batch, RESAMPLES - start), count))
         drawn.append(statistic(values[rows], axis=1))
     low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value, float(low), float(high))
@@ -157,30 +165,8 @@ def hubness_interval(
     return Figure(value, value + float(low), value + float(high))
 
 
-def measure_change(raw: np.ndarray, corrected: np.ndarray) -> Comparison:
-    """Compare how right the same queries are before and after, 0 to 1: [j] each.
-
-    The test gives the change of each query a sign at random (Fisher 1935): of right and
-    wrong answers it is McNemar's exact test. The interval holds every change d that the
-    same test does not reject. So its lower end is the smallest d with a chance of at
-    least 2.5 % that queries drawn with probability 1/2 change by d or less in the mean
-    (Hartigan 1969). It is exact for right and wrong answers; of shares between them
-    each gain counts as their mean, and each loss.
-    """
-    change = np.asarray(corrected, np.float64) - raw
-    won = int((change > 0).sum())
-    lost = int((change < 0).sum())
-    at_most = binomial(won + lost, 0.5).cumsum()
-    no_gain = float(at_most[lost])
-    no_loss = float(at_most[won])
-    low = _lower_end(change, no_gain < REJECTED)
-    high = -_lower_end(-change, no_loss < REJECTED)
-    difference = Figure(float(change.mean()), low, high)
-    return Comparison(won, lost, difference, min(1.0, 2 * min(no_gain, no_loss)))
-
-
 def _lower_end(change: np.ndarray, is_gain: bool) -> float:
-    """Return the lower end of the interval of `measure_change`.
+    """Return the lower end of the interval of `Side.of`.
 
     Args:
         change: That of each query [j].

@@ -33,17 +33,9 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
-"""Names of `hubplugin.rerank`, which this package does not know; errors point there."""
-
-__all__ = ["METHODS", "Method", "build_method", "configure"]
+__all__ = ["METHODS", "Method", "build_method"]
 
 Configuration = TypeVar("Configuration", bound=BaseModel)
-
-
-def configure(method: str, **parameters: Setting) -> Method:
-    """Return a method with its parameters. Raises InputError as `build_method`."""
-    return build_method(METHODS, method, parameters)
 
 
 def build_method(
@@ -67,12 +59,10 @@ def build_method(
             Parameter("targets"),
         )
     if method not in methods:
-        hint = f"use one of {', '.join(methods)}"
-        if method in METHODS:
-            hint += "; hubplugin.fit fits it, since it gives each target one offset"
-        elif method in QUERY_DEPENDENT:
-            hint += "; hubplugin.rerank.fit_rule fits it, since it depends on the query"
-        raise InputError(f"unknown method {method!r}: {hint}")
+        raise InputError(
+            f"unknown method {method!r}: use one of {', '.join(methods)}; hubplugin.fit "
+            "takes those with one offset a target, hubplugin.rerank the others"
+        )
     configuration = methods[method]
     try:
         return configuration(**parameters)

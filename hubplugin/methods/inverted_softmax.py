@@ -8,7 +8,6 @@ import numpy as np
 from pydantic import Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.errors import InputError, Parameter
 from hubplugin.methods.base import OnePassMethod
 from hubplugin.model import LogSumExp, Term
 
@@ -44,21 +43,11 @@ class DualInvertedSoftmax(OnePassMethod):
     tau_target: float = Field(0.5, gt=0)
 
     def require_banks(self, bank: PreparedBank) -> None:
-        self._target_bank(bank)
-
-    def _target_bank(self, bank: PreparedBank) -> np.ndarray:
-        """Return the target bank. Raises InputError without one."""
-        if bank.target_bank is None:
-            raise InputError(
-                f"method {self.name!r} needs the vectors of answers in the bank: pass ",
-                Parameter("answers"),
-            )
-        return bank.target_bank
+        bank.require_target_bank()
 
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        target_bank = self._target_bank(bank)
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
             LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers),
-            LogSumExp(target_bank, self.tau_target, scale),
+            LogSumExp(bank.require_target_bank(), self.tau_target, scale),
         )

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Columns, Similarities, count_cacheable, sinkhorn
+from hubplugin.compute import Columns, count_cacheable, sinkhorn
 from hubplugin.methods.base import Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import as_vectors, draw_sample
@@ -82,7 +82,6 @@ class SinkhornNormalisation(Method):
         With `k`, the first product also gives the mean of the k largest similarities of
         each target.
         """
-        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
         targets = bank.require_targets()
         answers = bank.answers if self.answers == "left out" else None
         mass = bank.count / targets.rows
@@ -103,7 +102,7 @@ class SinkhornNormalisation(Method):
         if self.dual and bank.target_bank is not None:
             columns.append(Columns(bank.answer_vectors))
         scaling = sinkhorn(
-            similarities, columns, self.tau, self.iterations, bank.same, answers, k
+            bank.similarities, columns, self.tau, self.iterations, bank.same, answers, k
         )
         raw = None
         if scaling.log_sums is not None and not is_sampled:

@@ -42,13 +42,13 @@ def pairs(rng):
     )
 
 
-def prepared(targets, queries, answers=None, **pairs):
-    bank = hubplugin.Bank(queries, answers, **pairs)
+def prepared(targets, queries, answers=None):
+    bank = hubplugin.Bank(queries, answers)
     return bank.prepare("cosine", Compute("cpu")).against(targets)
 
 
-def teachers_of(targets, log, learn=True, judged=None):
-    banks = learning.Teachers.read(log, learn, judged, "cosine", Compute("cpu"))
+def teachers_of(targets, log, learn=True):
+    banks = learning.Teachers.read(log, learn, "cosine", Compute("cpu"))
     return banks.against(targets)
 
 
@@ -192,7 +192,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
         queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
         asked_vectors = targets[answers[: PAIRS // 2]]
-        bank = prepared(gallery, queries, asked_vectors, pairs=number)
+        bank = prepared(gallery, queries, asked_vectors)
     z, asked_for = formulas.whitening(queries, gallery), targets[answers]
     asked_of = targets if answers_are == "rows" else asked_for
     method = METHODS["nnn"](k=5)
@@ -327,6 +327,16 @@ def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(pairs):
     assert set(fold.test) <= set(fold.teach)
 
 
+def test_clicks_that_somebody_has_looked_at_choose_beside_a_noisy_log(pairs, rng):
+    targets, queries, answers = pairs
+    noisy = np.where(rng.random(PAIRS) < 0.2, rng.permutation(answers), answers)
+    looked_at = hubplugin.Bank(queries, np.where(np.arange(PAIRS) < 60, answers, -1))
+    lesson = banks_of(targets, looked_at, hubplugin.Bank(queries, noisy))
+    assert lesson.other.queries == 60
+    assert lesson.model.query_map.strength > 0
+    assert len(lesson.model.terms[0].bank) == PAIRS
+
+
 def test_titles_that_mislead_do_not_teach_beside_clicks(pairs, rng):
     targets, queries, answers = pairs
     other_turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
@@ -415,10 +425,12 @@ def test_what_cannot_learn_is_refused_in_one_line(pairs):
         "400 different pairs of 5 targets": {
             "bank": hubplugin.Bank(queries, answers % 5)
         },
-        "default method, not with method='csls'": {"method": "csls"},
-        "not for metric='euclidean'": {"metric": "euclidean"},
-        "pass targets=": {"targets": None},
-        "does not go with executor=": {"executor": object()},
+        "the default method, an inner product, a gallery and no executor: change method=": {
+            "method": "csls"
+        },
+        "change metric=": {"metric": "euclidean"},
+        "change targets=": {"targets": None},
+        "change executor=": {"executor": object()},
         "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {
             "learn": "fold"
         },
@@ -447,35 +459,6 @@ def test_a_file_has_the_map(pairs, tmp_path):
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
     plain = replace(model, query_map=None)
     assert plain.fingerprint != model.fingerprint
-
-
-def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    for expected, judged, arguments in (
-        (
-            "the judged bank has 49 different pairs",
-            hubplugin.Bank(queries[:49], answers[:49]),
-            {},
-        ),
-        (
-            "judged= is for logs",
-            hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))),
-            {},
-        ),
-        ("pass learn=True", bank, {"learn": False}),
-    ):
-        with pytest.raises(InputError, match=expected.replace("(", r"\(")):
-            hubplugin.fit(
-                **(
-                    {"targets": targets, "bank": bank, "judged": judged, "learn": True}
-                    | arguments
-                )
-            )
-    model = hubplugin.fit(
-        targets, bank, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60])
-    )
-    assert model.query_map.strength > 0
 
 
 def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng):
@@ -541,13 +524,6 @@ def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
             any("real queries gained 0 to 6 points" in note for note in lesson.notes)
             == unasked
         )
-    judged = hubplugin.Bank(queries[260:320], answers[260:320])
-    lesson = banks_of(targets, hubplugin.Bank(queries[200:260]), titles, judged)
-    assert (lesson.unasked, lesson.other.queries, lesson.model.query_map.pairs) == (
-        False,
-        60,
-        200,
-    )
 
 
 def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
@@ -570,8 +546,8 @@ def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(pairs, rn
         match=r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest",
     ):
         hubplugin.fit(targets, elsewhere, learn=titles)
-    judged = hubplugin.Bank(elsewhere[:100], answers[200:300])
-    assert not banks_of(targets, hubplugin.Bank(elsewhere), titles, judged).unasked
+    few = np.where(np.arange(200) < 100, answers[200:], -1)
+    assert not banks_of(targets, hubplugin.Bank(elsewhere, few), titles).unasked
 
 
 def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_choose(

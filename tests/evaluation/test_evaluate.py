@@ -59,9 +59,6 @@ def assert_figures(result, scores, true=None):
     assert result.mean_rank.value == pytest.approx(ranks.mean(), rel=1e-3)
     skewness = skewness_in(scores, 10)
     assert result.hubness.skewness == pytest.approx(skewness, rel=1e-2)
-    if true is None:
-        precision = np.where(ranks <= 10, 1 / ranks, 0).mean()
-        assert result.mean_average_precision.value == pytest.approx(precision)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
@@ -143,7 +140,7 @@ def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(re
     )
     first = 100 * found["dbsn"].recall[1].value
     best = "Best is dbsn, because it puts the most true targets first"
-    assert found["dbsn"].versus_raw.difference.low > 0
+    assert found["dbsn"].versus_raw.change.low > 0
     assert f"{best}: {first:.1f}" in " ".join(str(found).split())
     harmful = next(row for row in str(found).splitlines() if "is tau=0.02" in row)
     assert harmful.endswith("worse")

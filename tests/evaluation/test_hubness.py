@@ -14,27 +14,20 @@ occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400))
 )
 
 
-@pytest.mark.parametrize("moment", ["skew", "kurtosis"])
 @settings(deadline=None)
 @given(occurrences)
-def test_moments_are_those_of_scipy(moment, occurrence):
-    ours = {"skew": hubness.skewness, "kurtosis": hubness.kurtosis}[moment]
-    assert ours(occurrence) == pytest.approx(
-        getattr(stats, moment)(occurrence), abs=1e-9
-    )
+def test_skewness_is_that_of_scipy(occurrence):
+    expected = stats.skew(occurrence)
+    assert hubness.skewness(occurrence) == pytest.approx(expected, abs=1e-9)
 
 
 def test_evenly_found_targets_have_no_hubness_at_all():
     even = hubness.Hubness.of(np.full(7, 10), 10)
-    assert even == hubness.Hubness(10, 0.0, 0.0, 0.0, 10, 0.0, 0.0)
+    assert even == hubness.Hubness(10, 0.0, 10, 0.0)
 
 
 def test_one_hub_that_takes_every_find():
     taken = hubness.Hubness.of(np.array([8, 0, 0, 0]), 1)
-    assert taken.mean_absolute_error == pytest.approx((6 + 2 + 2 + 2) / 4)
-    assert taken.robin_hood == pytest.approx(
-        6 / 8
-    )  # six of the eight finds would have to move
     assert taken.anti_hub_share == pytest.approx(3 / 4)
     assert taken.largest == 8
 

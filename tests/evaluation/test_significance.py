@@ -1,5 +1,6 @@
 """Intervals and the paired test against scipy, against simulated truth, and against all parts of the queries."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,10 +12,10 @@ from sklearn.metrics import confusion_matrix
 
 from hubplugin.measures.hubness import skewness
 from hubplugin.measures.significance import (
+    Side,
     adjust,
     hubness_interval,
     interval,
-    measure_change,
 )
 
 
@@ -69,12 +70,12 @@ def test_the_paired_test_is_mcnemars(rng):
         rng.integers(1, 4, 300).astype(float),
         rng.integers(1, 3, 300).astype(float),
     )
-    found = measure_change(first <= 1, second <= 1)
+    found = Side.of(first <= 1, second <= 1)
     (_, won), (lost, _) = confusion_matrix(first == 1, second == 1)
     assert (found.won, found.lost) == (won, lost)
     smaller = min(won, lost)
     assert found.p == pytest.approx(stats.binomtest(smaller, won + lost).pvalue)
-    assert found.difference.value == pytest.approx((won - lost) / 300)
+    assert found.change.value == pytest.approx((won - lost) / 300)
 
 
 RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
@@ -85,7 +86,8 @@ RIGHT = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6
 def test_no_figure_depends_on_the_order_of_the_queries(right, random):
     other = random.sample(right, len(right))
     (before, after), (before_2, after_2) = (np.array(each).T for each in (right, other))
-    assert measure_change(before, after) == measure_change(before_2, after_2)
+    one = Side.of(before, after)
+    assert replace(Side.of(before_2, after_2), error=one.error) == one
     assert interval(after.astype(float), 0) == interval(after_2.astype(float), 0)
     found, found_2 = (np.array(each, int) for each in (right, other))
     assert hubness_interval(found, 2, skewness, 0, 20) == hubness_interval(
@@ -99,8 +101,8 @@ def test_interval_and_p_agree_where_one_query_more_or_less_decides(count, lost):
     """From no query won on to a gain that no chance explains, one at a time."""
     for won in range(lost, 30):
         change = np.repeat([1, -1, 0], [won, lost, count - won - lost])
-        found = measure_change(np.zeros(count), change)
-        assert (found.difference.low > 0) == (
+        found = Side.of(np.zeros(count), change)
+        assert (found.change.low > 0) == (
             stats.binomtest(lost, max(won + lost, 1)).pvalue < 0.05
         ), (won, lost)
 
@@ -112,7 +114,7 @@ def test_the_interval_is_that_of_all_parts_of_the_queries(right):
     change = after - before
     parts = np.array(list(product([0, 1], repeat=len(change))))[1:]
     means = parts @ change / parts.sum(axis=1)
-    found = measure_change(before, after).difference
+    found = Side.of(before, after).change
     for end, means_so in ((found.low, means), (-found.high, -means)):
         ascending = np.sort(np.append(-1.0, means_so))
         assert end == pytest.approx(

@@ -22,14 +22,12 @@ def test_without_truth_row_i_belongs_to_row_i():
         [[2, 1], [], [0]],
         [np.array([2, 1]), (), np.int64(0)],
         "truth.npy",
-        "truth.json",
         "truth.txt",
         "truth.tsv",
     ],
 )
 def test_truth_comes_as_an_array_as_lists_and_as_files(source, tmp_path):
     np.save(tmp_path / "truth.npy", [[2, 1], [-1, -1], [0, 0]])
-    (tmp_path / "truth.json").write_text("[[2, 1], [], 0]")
     (tmp_path / "truth.txt").write_text("0 0 2 1\n0 0 1 1\n2 0 0 1\n2 0 1 0\n")
     beir = "query-id\tcorpus-id\tscore\n0\t2\t1\n0\t1\t1\n2\t0\t1\n"
     (tmp_path / "truth.tsv").write_text(beir, encoding="utf-8-sig")
@@ -56,9 +54,9 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (7, "no list with an id"),
+        (7, "1 rows for 2 queries"),
         ([[[1], [2, 3]], [0]], r"\[1\] is no id"),
-        ("missing.json", "there is no file 'missing.json'"),
+        ("missing.npy", "there is no file 'missing.npy'"),
         ([0, 9], "target 9, but there are 5: expected rows 0 to 4"),
         ([0, -2], "target -2"),
         ([0], "1 rows for 2 queries"),

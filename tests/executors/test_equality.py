@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import hubplugin
 from hubplugin.executors import read_by_workers, shards_of
 from hubplugin.guard import profile_of
-from hubplugin.methods import configure
+from hubplugin.methods import METHODS
 
 SETTINGS = [
     ("blend", {}),
@@ -120,7 +120,7 @@ def test_the_guard_sees_the_bank_as_in_one_process(
     alone = profile_of(log.against(gallery))
     monkeypatch.setattr("hubplugin.executors.SAMPLE", len(gallery) // 3)
     shards = shards_of(parts[8])
-    read = read_by_workers(log, parts[8], shards, configure("blend"), serial)
+    read = read_by_workers(log, parts[8], shards, METHODS["blend"](), serial)
     by_workers = profile_of(read)
     assert by_workers.spacing == pytest.approx(alone.spacing, rel=1e-6)
     assert by_workers.kind == alone.kind

@@ -114,7 +114,7 @@ def test_the_verdict_says_when_the_trouble_is_not_hubness(skewness, causes, says
     seen = [Finding(cause, True, "seen") for cause in causes]
     seen.append(Finding("prefix or shift", False, "not seen"))
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Diagnosis))
-    fields["hubness"] = Hubness(10, skewness, 0, 0, 9, 0, 0)
+    fields["hubness"] = Hubness(10, skewness, 9, 0)
     told = Diagnosis(**{**fields, "targets": 1_000, "queries": 1_000, "findings": seen})
     assert all(part in told.verdict for part in says)
 

@@ -94,7 +94,7 @@ def test_a_function_embeds_as_its_name_does(model):
         Bank("log.txt", embed="my_model:lengths"),
     ):
         assert bank.vectors().array().tolist() == [[3, 1, 1], [5, 2, 1]]
-    with pytest.raises(InputError, match=r"embed= is for texts"):
+    with pytest.raises(InputError, match=r"expected texts beside embed="):
         Bank(np.ones((2, 3)), embed=model.lengths).vectors()
     with pytest.raises(InputError, match=r"embed= for a query bank"):
         Bank(["red"]).vectors()

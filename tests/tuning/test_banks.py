@@ -81,45 +81,38 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
     assert prepared.clicks is None
 
 
+def test_equal_answers_of_pairs_are_one_target():
+    asked = np.tile(ROWS[::-1], 2)
+    queries = GALLERY[asked] + 0.1
+    bank = Bank(queries, GALLERY[asked]).prepare("cosine", Compute())
+    np.testing.assert_array_equal(bank.target_bank, GALLERY[ROWS[::-1]])
+    np.testing.assert_array_equal(bank.target_bank[bank.pairs], GALLERY[asked])
+
+
 @pytest.mark.parametrize(
-    ("answers", "pairs", "says"),
+    ("answers", "says"),
     [
-        (ROWS, ROWS, "pairs are of answers that are vectors"),
-        ("log.txt", None, "there is no file 'log.txt'"),
+        ("log.txt", "there is no file 'log.txt'"),
         (
             np.arange(19),
-            None,
             "answers: 19 were given; expected one id or row of the gallery for each of "
             "the 20 bank queries",
         ),
         (
             np.full(20, 30),
-            None,
             "query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
-        (np.full(20, -1), None, "all of them are -1, which stands for none"),
-        (["a"] * 20, None, "must be rows of the gallery, which are numbers.* 'a'"),
-        (None, [0] * 20, "without answers"),
+        (np.full(20, -1), "all of them are -1, which stands for none"),
+        (["a"] * 20, "must be rows of the gallery, which are numbers.* 'a'"),
         (
-            QUERIES,
-            [0] * 19 + [20],
-            "query 19 belongs to row 20, which is outside the target bank of 20",
-        ),
-        (
-            QUERIES,
-            [0.5] * 20,
-            "pairs are float64; expected one row of the target bank for each of the 20",
-        ),
-        (
-            QUERIES,
-            [3] * 20,
+            np.full(20, 3),
             "answers name 1 targets; holding some of them out needs at least 10",
         ),
     ],
 )
-def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, pairs, says):
+def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, says):
     with pytest.raises(hubplugin.InputError, match=says) as caught:
-        judge(GALLERY, Bank(QUERIES, answers, pairs=pairs))
+        judge(GALLERY, Bank(QUERIES, answers))
     assert "\n" not in str(caught.value)
 
 

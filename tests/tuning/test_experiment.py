@@ -59,7 +59,7 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(
         near = np.sort(raw[:, :300], axis=1)[:, ::-1]
         costs += [*(near[:, 0] - raw[numbers, corrected.argmax(axis=1)])]
         gaps.append((near[:, 0] - near[:, 1]).mean())
-    found = judge(targets, Bank(bank, second, pairs=ROWS), method, **parameters)
+    found = judge(targets, Bank(bank, second), method, **parameters)
     assert found.recall == pytest.approx(np.mean(hits), abs=1e-9)
     assert found.rank == pytest.approx(np.exp(np.mean(log_ranks)), rel=1e-6)
     assert found.skewness == pytest.approx(stats.skew(occurrence), abs=1e-6)
@@ -94,8 +94,8 @@ def test_queries_of_one_target_never_give_it_away_to_each_other(small):
     bank, second, targets = small
     rng = np.random.default_rng(0)
     changed = bank + rng.normal(size=bank.shape).astype(np.float32) * 1e-6
-    twice = Bank(np.concatenate([bank, changed]), second, pairs=np.tile(ROWS, 2))
-    once = judge(targets, Bank(bank, second, pairs=ROWS), "is", tau=0.05)
+    twice = Bank(np.concatenate([bank, changed]), np.concatenate([second, second]))
+    once = judge(targets, Bank(bank, second), "is", tau=0.05)
     both = judge(targets, twice, "is", tau=0.05)
     assert both.queries == 2 * once.queries
     assert both.recall == pytest.approx(once.recall, abs=0.004)
@@ -120,7 +120,7 @@ def test_the_experiment_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.validation.FIT_ROWS", 50)
     monkeypatch.setattr("hubplugin.validation.HELD_OUT", 100)
     bank, second, targets = small
-    assert judge(targets, Bank(bank, second, pairs=ROWS)).queries == FOLDS * 20
+    assert judge(targets, Bank(bank, second)).queries == FOLDS * 20
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])

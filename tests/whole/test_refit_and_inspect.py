@@ -360,10 +360,11 @@ def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked)
     )
 
 
-def test_judged_clicks_are_ids_of_the_store(clicked):
+def test_clicks_that_teach_and_clicks_that_choose_are_ids_of_the_store(clicked):
     store, log = clicked
-    judged = hubplugin.Bank(log.queries[:80], log.answers[:80])
-    done = hubplugin.apply(store, log, learn=True, judged=judged, dry_run=True)
+    answers = [*log.answers[:80], *[-1] * (len(log.answers) - 80)]
+    chosen = hubplugin.Bank(log.queries, answers)
+    done = hubplugin.apply(store, chosen, learn=log, dry_run=True)
     assert done.model.query_map.strength > 0
 
 
