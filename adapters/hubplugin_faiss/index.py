@@ -21,7 +21,7 @@ from hubplugin_faiss.calibration import require_recall
 from hubplugin_faiss.encoding.offsets import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler
-from hubplugin_faiss.objects import name_of, normalises_queries, with_map
+from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_map
 from hubplugin_faiss.scale import IndexScale
 
 
@@ -192,7 +192,7 @@ def add(
             )
     append = handler.plan_append(block, offsets, ids)
     append()
-    index.ntotal = handler.recount()
+    recount(index)
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
@@ -232,8 +232,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
     if selected.size:
         handler.remove(selected)
-        index.ntotal = handler.recount()
-    return handler.count - index.ntotal
+    return handler.count - recount(index)
 
 
 class Gallery(Vectors):

@@ -150,12 +150,6 @@ class IndexHandler:
         """
         self.inner.remove(ids, renumbered=renumbered)
 
-    def recount(self) -> int:
-        """Bring the number of entries up to date, from the inside out, and return
-        it."""
-        self.index.ntotal = self.inner.recount()
-        return self.index.ntotal
-
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added
         by `plan_append`: float32 [n, d]."""

@@ -152,11 +152,6 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-        with rebuild_map(self.index):
-            super().append(list_nos, ids, codes)
-            self.recount()
-
     def require_removes(self, *, renumbered: bool = False) -> None:
         if self._has_array and not renumbered:
             raise StoreError(
@@ -165,22 +160,14 @@ class InvertedListsHandler(BaseIndexHandler):
                 ".set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
             )
 
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        with rebuild_map(self.index):
-            super().remove(ids, renumbered=renumbered)
-            self.recount()
-
-
-@contextmanager
-def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
-    """Drop the direct map of `index`, if it has one, while its lists change, and then
-    build it anew."""
-    kind = index.direct_map.type
-    index.set_direct_map_type(faiss.DirectMap.NoMap)
-    try:
-        yield
-    finally:
-        index.set_direct_map_type(kind)
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Drop the direct map, if there is one, and build it anew behind the change."""
+        kind = self.index.direct_map.type
+        self.index.set_direct_map_type(faiss.DirectMap.NoMap)
+        with super().changing():
+            yield
+        self.index.set_direct_map_type(kind)
 
 
 def centroids(quantizer: faiss.Index, list_nos: np.ndarray) -> np.ndarray:

@@ -381,11 +381,6 @@ class RefineHandler(WrapperHandler):
         for stage in (self._base, self.inner):
             stage.remove(ids, renumbered=True)
 
-    def recount(self) -> int:
-        self._base.recount()
-        self.index.ntotal = self.inner.recount()
-        return self.index.ntotal
-
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of new `vectors` [n, d] with
         `offsets` [n].
