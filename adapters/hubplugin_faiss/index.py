@@ -218,7 +218,6 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         InputError: The ids are no whole numbers.
     """
     handler = upgraded_handler(index)
-    handler.require_removes()
     labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
         selected = labels[[ids.is_member(label) for label in labels.tolist()]]
@@ -230,8 +229,9 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
+    remove = handler.plan_remove(selected)
     if selected.size:
-        handler.remove(selected)
+        remove()
     return handler.count - recount(index)
 
 

@@ -33,7 +33,7 @@ class IndexHandler:
     A subclass names the Faiss types that it handles in `names`. Entries are numbered in
     scan order: row by row, or list by list. A handler of an index around another one
     leaves what it does not do itself to the handler of that, `inner`. After
-    `plan_append` or `remove` has changed the index, it is not used again.
+    `plan_append` or `plan_remove` has changed the index, it is not used again.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -138,17 +138,16 @@ class IndexHandler:
         """
         return self.inner.plan_append(vectors, offsets, ids)
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        """Raise StoreError if `remove` could not remove entries. Nothing is changed."""
-        self.inner.require_removes(renumbered=renumbered)
+    def plan_remove(
+        self, ids: np.ndarray, *, renumbered: bool = False
+    ) -> Callable[[], None]:
+        """Plan to remove the entries that a search calls `ids`.
 
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Remove the entries that a search calls `ids`, after `require_removes`.
-
-        If they are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as
-        those of codes in a row do of themselves.
+        If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,
+        as those of codes in a row do of themselves. Returns a function that removes
+        them. Raises StoreError if the index removes nothing.
         """
-        self.inner.remove(ids, renumbered=renumbered)
+        return self.inner.plan_remove(ids, renumbered=renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added

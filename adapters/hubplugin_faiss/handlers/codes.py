@@ -235,13 +235,15 @@ class BaseIndexHandler(IndexHandler):
         yield
         self.index.ntotal = int(self.lists.sizes().sum())
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        """Do nothing: codes can be removed."""
+    def plan_remove(
+        self, ids: np.ndarray, *, renumbered: bool = False
+    ) -> Callable[[], None]:
+        return partial(self.remove, np.unique(ids), renumbered)
 
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+    def remove(self, removed: np.ndarray, renumbered: bool) -> None:
+        """Remove the entries with the ids `removed`, ascending; see `plan_remove`."""
         # Not Faiss's remove_ids: in fast-scan lists it leaves stale codes after the last
         # entry, and a later `add` does not clear them.
-        removed = np.unique(ids)
         with self.changing():
             for list_no, size in enumerate(self.sizes.tolist()):
                 old_ids = self.lists.ids(list_no).copy()
@@ -291,7 +293,9 @@ class GraphHandler(FlatCodesHandler):
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
+    def plan_remove(
+        self, ids: np.ndarray, *, renumbered: bool = False
+    ) -> Callable[[], None]:
         raise StoreError(
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
             "anew from the entries that stay"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -152,13 +152,16 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
+    def plan_remove(
+        self, ids: np.ndarray, *, renumbered: bool = False
+    ) -> Callable[[], None]:
         if self._has_array and not renumbered:
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which can "
                 "have no gaps; to remove entries, call faiss.extract_index_ivf(index)"
                 ".set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
             )
+        return super().plan_remove(ids, renumbered=renumbered)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
