@@ -4,7 +4,6 @@ when the result is exact."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import faiss
 import numpy as np
@@ -24,13 +23,6 @@ from hubplugin_faiss.objects import normalises_queries, parts
 
 GROWTH = 4
 """By how much more is fetched each time, until results are certain."""
-
-
-class Searchable(Protocol):
-    """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where
-    there are no more."""
-
-    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -64,9 +56,8 @@ class CorrectedSearch:
     ranked by their true similarities.
 
     Args:
-        index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose
-            scores are inner products, or squared L2 distances if its `metric_type` says
-            so.
+        index: A faiss.Index by inner product or L2, on a CPU or a GPU, whose ids are
+            0 ... n - 1.
         correction: Offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule`
             for the corrections that depend on the query (dis, dualdis, dsl, gc).
         targets: The gallery [n, d] that a model or a rule needs; by default `vectors`.
@@ -81,7 +72,7 @@ class CorrectedSearch:
 
     def __init__(
         self,
-        index: Searchable,
+        index: faiss.Index,
         correction: OffsetsLike | OffsetModel | Rule,
         *,
         targets: VectorLike | None = None,
@@ -90,8 +81,7 @@ class CorrectedSearch:
     ):
         self._index = index
         self._limit = limit
-        self._d = getattr(index, "d", None)
-        metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
+        metric = index.metric_type
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise InputError(
                 f"the index has metric {metric}, neither inner product nor L2: an offset "
@@ -104,20 +94,19 @@ class CorrectedSearch:
         self._map: OffsetModel | None = None
         if isinstance(model, OffsetModel) and model.query_map is not None:
             self._map = model
-        self._scores_bits = False
-        if isinstance(index, faiss.Index):
-            self._inspect(faiss.downcast_index(index))
+        self._scores_bits = any(isinstance(p, faiss.IndexLSH) for p in parts(index))
+        self._require_ranks(faiss.downcast_index(index))
         if targets is None:
             targets = self._vectors
+        self._count = int(index.ntotal)
         self._kept = self._read(correction, targets)
-        self._count = len(self._kept)
         if self._vectors is not None:
             shape = [self._vectors.rows, self._vectors.dim]
-            expected = [self._count, self._d or self._vectors.dim]
+            expected = [self._count, index.d]
             if shape != expected:
                 raise InputError(f"vectors have shape {shape}: expected {expected}")
 
-    def _inspect(self, index: faiss.Index) -> None:
+    def _require_ranks(self, index: faiss.Index) -> None:
         """Raise InputError unless what `index` returns can be ranked again."""
         if self._map is not None and normalises_queries(index):
             raise refuse_query_map("an index that normalises queries (L2norm)")
@@ -127,7 +116,6 @@ class CorrectedSearch:
                 "lies inside, faiss.downcast_index(index.index), and take "
                 "faiss.vector_to_array(index.id_map)[ids]"
             )
-        self._scores_bits = any(isinstance(p, faiss.IndexLSH) for p in parts(index))
         if self._scores_bits and self._vectors is None:
             raise InputError(
                 "an index of bits (LSH) has no similarities to rank by: pass the "
@@ -141,20 +129,17 @@ class CorrectedSearch:
     ) -> np.ndarray:
         """Return what is kept of each target: its offset [n], or the numbers of a rule
         [n, w]."""
-        count = getattr(self._index, "ntotal", None)
         if not isinstance(correction, OffsetModel | Rule):
             offsets = np.array(correction)  # a copy: the caller's may change
-            if count is None:
-                count = offsets.size
-            return require_offsets(offsets, count, "the index")
+            return require_offsets(offsets, self._count, "the index")
         if targets is None:
             raise InputError(
                 f"{type(correction).__name__} needs to know the gallery: pass targets="
             )
         gallery = as_vectors(targets, "targets")
-        if count not in (None, gallery.rows):
+        if gallery.rows != self._count:
             raise InputError(
-                f"{gallery.rows} targets were given, the index holds {count}"
+                f"{gallery.rows} targets were given, the index holds {self._count}"
             )
         if isinstance(correction, OffsetModel):
             return correction.offsets(gallery)
@@ -224,17 +209,16 @@ class CorrectedSearch:
         Raises InputError if they or `k` cannot be used, or the index has changed.
         """
         queries = np.ascontiguousarray(x, np.float32)
-        fits = queries.ndim == 2 and self._d in (None, queries.shape[1]) and k >= 1
+        fits = queries.ndim == 2 and queries.shape[1] == self._index.d and k >= 1
         if not fits or not np.isfinite(queries).all():
             raise InputError(
-                f"expected finite queries [m, {self._d or 'd'}] and k >= 1, got shape "
+                f"expected finite queries [m, {self._index.d}] and k >= 1, got shape "
                 f"{queries.shape}, k = {k}"
             )
-        count = getattr(self._index, "ntotal", self._count)
-        if count != self._count:
+        if self._index.ntotal != self._count:
             raise InputError(
-                f"the index holds {count} now, and {self._count} when this was made: "
-                "make it anew"
+                f"the index holds {self._index.ntotal} now, and {self._count} when this "
+                "was made: make it anew"
             )
         if self._map is None:
             return queries
