@@ -62,7 +62,9 @@ def cloneable(index: faiss.Index) -> faiss.Index:
             return id_map_like(part, cloneable(part.index))
         case faiss.IndexIVFPQ():
             require_quantizer(part)
-            return InvertedListsHandler(part).pad(width_on_gpu(part))
+            width = width_on_gpu(part)
+            if width > part.d:
+                return InvertedListsHandler(part).pad(width)
         case faiss.IndexIVFScalarQuantizer() if part.sq.qtype != bf16:
             require_quantizer(part)
         case faiss.IndexIVFFlat():

@@ -20,7 +20,7 @@ from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import require_recall
 from hubplugin_faiss.encoding.offsets import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.handlers.base import Added, IndexHandler
 from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_map
 from hubplugin_faiss.scale import IndexScale
 
@@ -190,7 +190,7 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for "
                 "each"
             )
-    append = handler.plan_append(block, offsets, ids)
+    append = handler.plan_append(Added(block, offsets, ids))
     append()
     recount(index)
 
@@ -228,7 +228,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
-    remove = handler.plan_remove(selected)
+    remove = handler.plan_remove(selected, False)
     if selected.size:
         remove()
     return handler.count - recount(index)

@@ -21,6 +21,7 @@ class CodeLists:
 
     def __init__(self, index: faiss.IndexIVF):
         self._lists = faiss.downcast_InvertedLists(index.invlists)
+        self._pointer_to = self._lists.get_codes
         self._pack_by(getattr(self._lists, "packer", None), self._lists.code_size)
 
     def _pack_by(self, packer: Any, code_size: int) -> None:
@@ -51,10 +52,6 @@ class CodeLists:
     def resize(self, list_no: int, size: int) -> None:
         """Give the list `list_no` room for `size` codes."""
         self._lists.resize(list_no, size)
-
-    def _memory(self, list_no: int) -> Any:
-        """Return a pointer to the first block of the list `list_no`."""
-        return self._lists.get_codes(list_no)
 
     def read(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return the codes from `start` to before `stop` of the list `list_no`: uint8
@@ -95,7 +92,7 @@ class CodeLists:
         end = -(-stop // self._per_block)
         if end == 0:  # an empty list may have no memory to point to
             return np.empty((0, self._block_size), np.uint8)
-        memory = faiss.rev_swig_ptr(self._memory(list_no), end * self._block_size)
+        memory = faiss.rev_swig_ptr(self._pointer_to(list_no), end * self._block_size)
         return memory.reshape(end, self._block_size)[start // self._per_block :]
 
     def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
@@ -109,6 +106,7 @@ class OneRow(CodeLists):
 
     def __init__(self, index: faiss.Index):
         self._index = index
+        self._pointer_to = lambda list_no: index.codes.data()
         packer = None
         if isinstance(index, faiss.IndexFastScan):
             packer = index.get_CodePacker()
@@ -126,9 +124,6 @@ class OneRow(CodeLists):
         self._index.codes.resize(blocks * self._block_size)
         if self._packer is not None:
             self._index.ntotal2 = blocks * self._per_block
-
-    def _memory(self, list_no: int) -> Any:
-        return self._index.codes.data()
 
 
 def parts_by_list(list_nos: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import faiss
 import numpy as np
@@ -23,8 +23,20 @@ BLOCK = 32
 SAMPLED = 4096
 """Entries of an index that stand for all of them."""
 
-Taken = tuple[np.ndarray, np.ndarray | None]
+Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
+
+Change: TypeAlias = Callable[[], None]
+"""Makes a change that was planned: by then nothing can be wrong with it."""
+
+
+class Added(NamedTuple):
+    """Entries to add: vectors [n, d], offsets [n], and ids [n], or None where the index
+    numbers its entries itself."""
+
+    vectors: np.ndarray
+    offsets: np.ndarray
+    ids: np.ndarray | None
 
 
 class IndexHandler:
@@ -120,34 +132,18 @@ class IndexHandler:
         """Return the numbers of some entries, evenly drawn."""
         return evenly(np.arange(self.count), SAMPLED)
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        """Plan an addition of entries, before anything is changed.
+    def plan_append(self, added: Added) -> Change:
+        """Plan to add entries. Raises StoreError if they cannot be added."""
+        return self.inner.plan_append(added)
 
-        Args:
-            vectors: [n, d].
-            offsets: [n].
-            ids: [n], or None where the index numbers its entries itself.
-
-        Returns:
-            A function that adds the entries.
-
-        Raises:
-            StoreError: The entries cannot be added.
-        """
-        return self.inner.plan_append(vectors, offsets, ids)
-
-    def plan_remove(
-        self, ids: np.ndarray, *, renumbered: bool = False
-    ) -> Callable[[], None]:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         """Plan to remove the entries that a search calls `ids`.
 
         If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,
-        as those of codes in a row do of themselves. Returns a function that removes
-        them. Raises StoreError if the index removes nothing.
+        as those of codes in a row do of themselves. Raises StoreError if the index
+        removes nothing.
         """
-        return self.inner.plan_remove(ids, renumbered=renumbered)
+        return self.inner.plan_remove(ids, renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added

@@ -15,7 +15,7 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import OffsetCoder, codec_of, set_floats
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec, evenly
-from hubplugin_faiss.handlers.base import IndexHandler, Taken
+from hubplugin_faiss.handlers.base import Added, Change, IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
@@ -107,7 +107,7 @@ class BaseIndexHandler(IndexHandler):
         centres = coder.centres(ranks)
         # Codes hold differences from these.
         bases = centres if self.residual else np.zeros_like(centres)
-        coder.require_holds(offsets[rows], bases[list_nos], name_of(self.index))
+        coder.require_holds(offsets[rows], bases[list_nos], self.index)
         width = len(coder.extra.query)
         new = self.empty(self.d + width, centres)
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
@@ -191,23 +191,23 @@ class BaseIndexHandler(IndexHandler):
         components = self.coder.components_for(offsets, bases)
         return self.coder.extra.offsets(components)
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        self.require_takes(ids, len(vectors))
+    def plan_append(self, added: Added) -> Change:
+        count = len(added.vectors)
+        self.require_takes(added.ids, count)
+        ids = added.ids
         if ids is None:
-            ids = self.count + np.arange(len(vectors))
-        list_nos = self.nearest(vectors)
+            ids = self.count + np.arange(count)
+        list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
-        components = self.coder.components_for(offsets, centres[:, self.d :])
-        lost = np.abs(self.coder.extra.offsets(components) - offsets).max(initial=0)
-        if lost > self.most_lost():
+        components = self.coder.components_for(added.offsets, centres[:, self.d :])
+        held = self.coder.extra.offsets(components)
+        if np.abs(held - added.offsets).max(initial=0) > self.most_lost():
             raise StoreError(
-                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room "
-                f"in the codes of this {name_of(self.index)}, which were made for "
-                "others: replace all, index = upgrade(index, model)"
+                f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
+                f"find no room in the codes of this {name_of(self.index)}, which were "
+                "made for others: replace all, index = upgrade(index, model)"
             )
-        codes = self.encode(vectors, components, centres)
+        codes = self.encode(added.vectors, components, centres)
         return partial(self.append, list_nos, ids, codes)
 
     def require_takes(self, ids: np.ndarray | None, count: int) -> None:
@@ -235,9 +235,7 @@ class BaseIndexHandler(IndexHandler):
         yield
         self.index.ntotal = int(self.lists.sizes().sum())
 
-    def plan_remove(
-        self, ids: np.ndarray, *, renumbered: bool = False
-    ) -> Callable[[], None]:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         return partial(self.remove, np.unique(ids), renumbered)
 
     def remove(self, removed: np.ndarray, renumbered: bool) -> None:
@@ -293,23 +291,19 @@ class GraphHandler(FlatCodesHandler):
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False
 
-    def plan_remove(
-        self, ids: np.ndarray, *, renumbered: bool = False
-    ) -> Callable[[], None]:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         raise StoreError(
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
             "anew from the entries that stay"
         )
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        append = super().plan_append(vectors, offsets, ids)
+    def plan_append(self, added: Added) -> Change:
+        append = super().plan_append(added)
 
         def append_and_link() -> None:
             # Faiss links new entries by the vectors alone, as the old ones are.
             raw = self.downgrade()
-            raw.add(np.ascontiguousarray(vectors, np.float32))
+            raw.add(np.ascontiguousarray(added.vectors, np.float32))
             append()
             self.index.hnsw = raw.hnsw
 

@@ -3,7 +3,7 @@ candidates again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -17,7 +17,13 @@ from hubplugin_faiss.encoding.offsets import (
     evenly,
     nearness_of,
 )
-from hubplugin_faiss.handlers.base import IndexHandler, Taken, handler_for
+from hubplugin_faiss.handlers.base import (
+    Added,
+    Change,
+    IndexHandler,
+    Taken,
+    handler_for,
+)
 from hubplugin_faiss.handlers.codes import BaseIndexHandler
 from hubplugin_faiss.objects import (
     copy_settings,
@@ -75,23 +81,19 @@ class IdMapHandler(WrapperHandler):
     def downgrade(self) -> faiss.Index:
         return id_map_like(self.index, self.inner.downgrade())
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        if ids is None:
+    def plan_append(self, added: Added) -> Change:
+        if added.ids is None:
             raise StoreError(
                 f"{name_of(self.index)} has ids of its own: pass ids= with the vectors"
             )
-        append = self.inner.plan_append(vectors, offsets, None)
-        all_ids = np.concatenate([self._ids, ids])
+        append = self.inner.plan_append(added._replace(ids=None))
+        all_ids = np.concatenate([self._ids, added.ids])
         return in_turn(append, partial(set_ids, self.index, all_ids))
 
-    def plan_remove(
-        self, ids: np.ndarray, *, renumbered: bool = False
-    ) -> Callable[[], None]:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         is_removed = np.isin(self._ids, ids)
         rows = np.flatnonzero(is_removed)
-        remove = self.inner.plan_remove(rows, renumbered=True)
+        remove = self.inner.plan_remove(rows, True)
         return in_turn(remove, partial(set_ids, self.index, self._ids[~is_removed]))
 
     def labels(self) -> np.ndarray:
@@ -109,8 +111,8 @@ class IdMapHandler(WrapperHandler):
         return self.inner.order()
 
 
-def in_turn(*steps: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `steps` one after the other."""
+def in_turn(*steps: Change) -> Change:
+    """Return a change that makes all `steps`."""
 
     def run() -> None:
         for step in steps:
@@ -208,12 +210,10 @@ class PreTransformHandler(WrapperHandler):
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         return self._reverse(self.inner.quantise(self._transform(vectors)))
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        inner = self._transform(vectors)
-        bias = self._norm_bias(self.inner.quantise(inner))
-        return self.inner.plan_append(inner, offsets - bias, ids)
+    def plan_append(self, added: Added) -> Change:
+        vectors = self._transform(added.vectors)
+        bias = self._norm_bias(self.inner.quantise(vectors))
+        return self.inner.plan_append(Added(vectors, added.offsets - bias, added.ids))
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
@@ -288,12 +288,10 @@ def extra_dimensions_of(
             faiss.CenteringTransform() as centring,
         ]:
             d = remap.d_in
-            source = np.pad(
-                np.arange(d), (0, max(remap.d_out - d, 0)), constant_values=-1
-            )
+            source = faiss.vector_to_array(remap.map)
             mean = faiss.vector_to_array(centring.mean)
-            appends = remap.d_out > d and not mean[:d].any()
-            if appends and np.array_equal(faiss.vector_to_array(remap.map), source):
+            keeps = np.array_equal(source[:d], np.arange(d)) and not mean[:d].any()
+            if keeps and len(source) > d and (source[d:] < 0).all():
                 return ExtraDimensions(-mean[d:], euclidean)
     return None
 
@@ -358,26 +356,18 @@ class RefineHandler(WrapperHandler):
         copy_settings(new, self.index)
         return new
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        if ids is not None:
-            raise StoreError(
-                f"{name_of(self.index)} numbers its entries itself; add without ids"
-            )
-        base_offsets = self._base_offsets(vectors, offsets)
+    def plan_append(self, added: Added) -> Change:
+        base_offsets = self._base_offsets(added.vectors, added.offsets)
         return in_turn(
-            self.inner.plan_append(vectors, offsets, None),
-            self._base.plan_append(vectors, base_offsets, None),
+            self.inner.plan_append(added),
+            self._base.plan_append(added._replace(offsets=base_offsets)),
         )
 
-    def plan_remove(
-        self, ids: np.ndarray, *, renumbered: bool = False
-    ) -> Callable[[], None]:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         """Plan to close up the ids that stay, whatever `renumbered` says: the second
         stage finds entries by their row."""
         stages = (self._base, self.inner)
-        return in_turn(*[stage.plan_remove(ids, renumbered=True) for stage in stages])
+        return in_turn(*[stage.plan_remove(ids, True) for stage in stages])
 
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of new `vectors` [n, d] with
