@@ -57,14 +57,13 @@ def require_recall(
     Raises:
         CorrectionRefused: `upgraded` loses more than is promised for the type of `raw`.
     """
-    affordable = WORK / (raw.count * raw.index.d)
+    most = min(WORK / (raw.count * raw.index.d), QUERIES)
+    least = QUERIES / 10
     if raw.exhaustive:  # it reads all its codes for each query
-        count = min(affordable, QUERIES / 4)
-        if count < QUERIES / 10:
+        most = min(most, QUERIES / 4)
+        if most < least:
             return
-    else:
-        count = np.clip(affordable, QUERIES / 10, QUERIES)
-    queries = bank_queries(model, int(count))
+    queries = bank_queries(model, int(max(most, least)))
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
@@ -74,19 +73,19 @@ def require_recall(
     error = float((before - after).std() / np.sqrt(len(queries)))
     if lost <= max(TOLERATED, 2 * error):
         return
-    most = TOLERATED
+    promised = TOLERATED
     advice = ""
     wide = faiss.IndexIVF | faiss.IndexHNSW
     if any(isinstance(part, wide) for part in parts(raw.index)):
-        most = PROMISED
+        promised = PROMISED
         advice = "; a larger nprobe, efSearch or k_factor finds more"
     found = (
         f"recall@10 of bank queries from {before.mean():.3f} to {after.mean():.3f} "
         f"({lost:.3f} +- {error:.3f} less)"
     )
-    if lost > most + 2 * error and not force:
+    if lost > promised + 2 * error and not force:
         raise CorrectionRefused(
-            f"an upgrade of this {name_of(raw.index)} would take {found}, and {most} is "
+            f"an upgrade of this {name_of(raw.index)} would take {found}, and {promised} is "
             f"the most for its type; nothing was changed{advice}; ",
             Parameter("force", True),
             " upgrades it all the same",
@@ -139,8 +138,9 @@ def exact_rankings(
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
     )
-    plain = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
-    corrected = faiss.ResultHeap(len(queries), K, keep_max=not upgraded.euclidean)
+    keep_max = not upgraded.euclidean
+    plain = faiss.ResultHeap(len(queries), K, keep_max=keep_max)
+    corrected = faiss.ResultHeap(len(queries), K, keep_max=keep_max)
     for batch in upgraded.scan():
         labels = np.array(batch.ids)
         vectors = batch.vectors

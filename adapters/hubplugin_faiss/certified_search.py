@@ -4,7 +4,6 @@ when the result is exact."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import faiss
 import numpy as np
@@ -16,22 +15,14 @@ from hubplugin.rerank import (
     DualSoftmax,
     Dynamic,
     GloballyCorrected,
-    Reranker,
     Rule,
 )
-from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import require_offsets
 from hubplugin_faiss.objects import normalises_queries, parts
 
 GROWTH = 4
 """By how much more is fetched each time, until results are certain."""
-
-
-class Searchable(Protocol):
-    """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where
-    there are no more."""
-
-    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -65,9 +56,8 @@ class CorrectedSearch:
     ranked by their true similarities.
 
     Args:
-        index: Anything with Faiss's `search` whose ids are 0 ... n - 1, and whose
-            scores are inner products, or squared L2 distances if its `metric_type` says
-            so.
+        index: A faiss.Index by inner product or L2, on a CPU or a GPU, whose ids are
+            0 ... n - 1.
         correction: Offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule`
             for the corrections that depend on the query (dis, dualdis, dsl, gc).
         targets: The gallery [n, d] that a model or a rule needs; by default `vectors`.
@@ -82,7 +72,7 @@ class CorrectedSearch:
 
     def __init__(
         self,
-        index: Searchable,
+        index: faiss.Index,
         correction: OffsetsLike | OffsetModel | Rule,
         *,
         targets: VectorLike | None = None,
@@ -91,34 +81,28 @@ class CorrectedSearch:
     ):
         self._index = index
         self._limit = limit
-        self._d = getattr(index, "d", None)
-        metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
+        metric = index.metric_type
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise InputError(
                 f"the index has metric {metric}, neither inner product nor L2: an offset "
                 "is no part of it"
             )
         self._euclidean = metric == faiss.METRIC_L2
-        self._vectors: Vectors | None = None
-        if vectors is not None:
-            self._vectors = as_vectors(vectors, "vectors")
-            if targets is None:
-                targets = self._vectors
-        model = correction
-        if isinstance(correction, Dynamic):
-            model = correction.fitted
+        self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
+        self._rule = correction if isinstance(correction, Rule) else None
+        model = correction.fitted if isinstance(correction, Dynamic) else correction
         self._map: OffsetModel | None = None
         if isinstance(model, OffsetModel) and model.query_map is not None:
             self._map = model
-        self._scores_bits = False
-        if isinstance(index, faiss.Index):
-            self._require_ranks(faiss.downcast_index(index))
-        self._rule: Rule | None = None
-        self._corrections = self._read(correction, targets)
-        self._count = len(self._corrections)
+        self._scores_bits = any(isinstance(p, faiss.IndexLSH) for p in parts(index))
+        self._require_ranks(faiss.downcast_index(index))
+        if targets is None:
+            targets = self._vectors
+        self._count = int(index.ntotal)
+        self._kept = self._read(correction, targets)
         if self._vectors is not None:
             shape = [self._vectors.rows, self._vectors.dim]
-            expected = [self._count, self._d or self._vectors.dim]
+            expected = [self._count, index.d]
             if shape != expected:
                 raise InputError(f"vectors have shape {shape}: expected {expected}")
 
@@ -132,39 +116,33 @@ class CorrectedSearch:
                 "lies inside, faiss.downcast_index(index.index), and take "
                 "faiss.vector_to_array(index.id_map)[ids]"
             )
-        if any(isinstance(part, faiss.IndexLSH) for part in parts(index)):
-            self._scores_bits = True
-            if self._vectors is None:
-                raise InputError(
-                    "an index of bits (LSH) has no similarities to rank by: pass the "
-                    "originals, vectors="
-                )
+        if self._scores_bits and self._vectors is None:
+            raise InputError(
+                "an index of bits (LSH) has no similarities to rank by: pass the "
+                "originals, vectors="
+            )
 
     def _read(
         self,
         correction: OffsetsLike | OffsetModel | Rule,
         targets: VectorLike | None,
     ) -> np.ndarray:
-        """Return what is known of each target: offsets [n], or the numbers of a rule
+        """Return what is kept of each target: its offset [n], or the numbers of a rule
         [n, w]."""
-        count = getattr(self._index, "ntotal", None)
         if not isinstance(correction, OffsetModel | Rule):
-            offsets = np.array(correction)
-            if count is None:
-                count = offsets.size
-            return require_offsets(offsets, count, "the index")
+            offsets = np.array(correction)  # a copy: the caller's may change
+            return require_offsets(offsets, self._count, "the index")
         if targets is None:
             raise InputError(
                 f"{type(correction).__name__} needs to know the gallery: pass targets="
             )
         gallery = as_vectors(targets, "targets")
-        if count not in (None, gallery.rows):
+        if gallery.rows != self._count:
             raise InputError(
-                f"{gallery.rows} targets were given, the index holds {count}"
+                f"{gallery.rows} targets were given, the index holds {self._count}"
             )
         if isinstance(correction, OffsetModel):
             return correction.offsets(gallery)
-        self._rule = correction
         return correction.keep(gallery)
 
     def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -201,29 +179,22 @@ class CorrectedSearch:
         certified = np.zeros(len(queries), bool)
         fetched = np.zeros(len(queries), np.int64)
         most = min(max(self._limit, k), self._count)
-        left = np.arange(len(queries))
         fetch = min(GROWTH * k, most)
+        left = np.arange(len(queries))
         while len(left):
-            raw, found = self._index.search(queries[left], fetch)
-            similarities = raw.astype(np.float64)
-            if self._euclidean:
-                similarities /= -2
+            answers = self._index.search(queries[left], fetch)
+            fetched[left] = fetch
             goes_on = []
-            for query, similar, rows in zip(left, similarities, found, strict=True):
-                there = rows >= 0
-                best, names, bound = self._rank(
-                    queries[query], similar[there], rows[there]
-                )
-                size = min(k, len(best))
-                scores[query, :size] = best[:size]
-                ids[query, :size] = names[:size]
-                fetched[query] = fetch
-                if there.sum() == self._count:
-                    certified[query] = True
-                elif there.all():  # else the index probes too little
-                    certified[query] = size == k and best[k - 1] >= bound
-                    if not certified[query]:
-                        goes_on.append(query)
+            for query, raw, found in zip(left, *answers, strict=True):
+                rows = found[found >= 0]
+                best, names, bound = self._rank(queries[query], raw[: len(rows)], rows)
+                scores[query, : len(best)] = best[:k]
+                ids[query, : len(best)] = names[:k]
+                if len(rows) < fetch:
+                    continue  # the index probes too little, and would again
+                certified[query] = fetch == self._count or best[k - 1] >= bound
+                if not certified[query]:
+                    goes_on.append(query)
             if fetch == most:
                 break
             left = np.array(goes_on, np.int64)
@@ -238,51 +209,52 @@ class CorrectedSearch:
         Raises InputError if they or `k` cannot be used, or the index has changed.
         """
         queries = np.ascontiguousarray(x, np.float32)
-        fits = queries.ndim == 2 and self._d in (None, queries.shape[1]) and k >= 1
+        fits = queries.ndim == 2 and queries.shape[1] == self._index.d and k >= 1
         if not fits or not np.isfinite(queries).all():
             raise InputError(
-                f"expected finite queries [m, {self._d or 'd'}] and k >= 1, got shape "
+                f"expected finite queries [m, {self._index.d}] and k >= 1, got shape "
                 f"{queries.shape}, k = {k}"
             )
-        count = getattr(self._index, "ntotal", self._count)
-        if count != self._count:
+        if self._index.ntotal != self._count:
             raise InputError(
-                f"the index holds {count} now, and {self._count} when this was made: "
-                "make it anew"
+                f"the index holds {self._index.ntotal} now, and {self._count} when this "
+                "was made: make it anew"
             )
         if self._map is None:
             return queries
         return self._map.queries(queries)
 
     def _rank(
-        self, query: np.ndarray, similarities: np.ndarray, rows: np.ndarray
+        self, query: np.ndarray, raw: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
         """Return corrected scores and rows of candidates, best first, and an upper
-        bound for all other targets."""
+        bound for all other targets.
+
+        raw, rows: The candidates' scores and rows as the index returns them [b].
+        """
         if not len(rows):
-            return similarities, rows, np.inf
+            return raw, rows, np.inf
         if rows.max() >= self._count:
             raise InputError(
                 f"the index returned id {rows.max()}, and {self._count} targets were "
                 "given: its ids must be 0, 1, 2, ..."
             )
-        last = float(similarities[-1])
-        if self._scores_bits:
-            last = np.inf
+        similarities = raw.astype(np.float64)
+        if self._euclidean:
+            similarities /= -2
+        last = np.inf if self._scores_bits else similarities[-1]
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
             order = np.argsort(-similarities, kind="stable")
             similarities = similarities[order]
             rows = rows[order]
-        corrections = self._corrections[rows]
+        kept = self._kept[rows]
         if self._rule is None:
-            corrected = similarities + corrections
-            order = np.argsort(-corrected, kind="stable")
-            bound = last + float(self._corrections.max())
-            return corrected[order], rows[order], bound
-        reranker = Reranker(self._rule, lambda _: corrections)
-        order, scores = reranker.rerank(query, rows.tolist(), similarities.tolist())
-        return scores, rows[order], self._upper_bound(last, corrections)
+            scores = similarities + kept
+        else:
+            scores = self._rule.rescore(similarities[None], kept)[0]
+        order = np.argsort(-scores, kind="stable")
+        return scores[order], rows[order], self._upper_bound(last, kept[0])
 
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the similarities of `query` [d] and the vectors `rows` [b]:
@@ -294,14 +266,19 @@ class CorrectedSearch:
             return -((vectors - query) ** 2).sum(axis=1) / 2
         return vectors @ query.astype(np.float64)
 
-    def _upper_bound(self, last: float, corrections: np.ndarray) -> float:
+    def _upper_bound(self, last: float, nearest: np.ndarray) -> float:
         """Return the largest corrected score of a target whose similarity is at most
-        `last`."""
+        `last`.
+
+        nearest: What is kept of the raw nearest candidate.
+        """
         match self._rule:
+            case None:
+                return last + float(self._kept.max())
             case Dynamic() | DualDynamic():
-                # Whether the best candidate is active decides, then the largest offset.
-                most = corrections[0].copy()
-                most[::2] = self._corrections[:, ::2].max(axis=0)
+                # The raw nearest decides which offsets apply: bound those by the largest.
+                most = nearest.copy()
+                most[::2] = self._kept[:, ::2].max(axis=0)
                 return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
             case DualSoftmax():
                 return max(last, 0.0)

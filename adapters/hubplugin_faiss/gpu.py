@@ -52,21 +52,56 @@ def cloneable(index: faiss.Index) -> faiss.Index:
     """Return a copy of `index`, as wide or wider: behind a transform, it has 0 for the
     components that are new."""
     part = faiss.downcast_index(index)
+    fp16 = faiss.ScalarQuantizer.QT_fp16
+    bf16 = faiss.ScalarQuantizer.QT_bf16
     match part:
         case faiss.IndexPreTransform():
             inner = cloneable(part.index)
             return pretransform([as_one(transforms_of(part), inner.d)], inner)
         case faiss.IndexIDMap():
             return id_map_like(part, cloneable(part.index))
-        case faiss.IndexIVF():
-            return copy_lists(part)
-        case faiss.IndexScalarQuantizer():
-            is_there = part.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+        case faiss.IndexIVFPQ():
+            require_quantizer(part)
+            width = width_on_gpu(part)
+            if width > part.d:
+                return InvertedListsHandler(part).pad(width)
+        case faiss.IndexIVFScalarQuantizer() if part.sq.qtype != bf16:
+            require_quantizer(part)
+        case faiss.IndexIVFFlat():
+            require_quantizer(part)
+        case faiss.IndexScalarQuantizer() if part.sq.qtype == fp16:
+            pass
+        case faiss.IndexFlat():
+            pass
         case _:
-            is_there = isinstance(part, faiss.IndexFlat)
-    if not is_there:
-        raise missing(part)
+            raise StoreError(
+                f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md "
+                "lists what it has there"
+            )
     return faiss.clone_index(part)
+
+
+def require_quantizer(part: faiss.IndexIVF) -> None:
+    """Raise StoreError if GPUs have nothing like what a coarse quantizer stands for."""
+    if isinstance(faiss.downcast_index(part.quantizer), faiss.IndexPreTransform):
+        cloneable(part.quantizer)
+
+
+def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
+    """Return the dimensions of PQ codes with as many parts as there are on a GPU."""
+    codes = part.pq
+    if codes.nbits != 8:
+        raise StoreError(
+            f"PQ codes have 8 bits a part on GPUs, those of this {name_of(part)} have "
+            f"{codes.nbits}"
+        )
+    counts = [count for count in PARTS if count >= codes.M]
+    if not counts:
+        raise StoreError(
+            f"PQ codes have at most {max(PARTS)} parts on GPUs; with the offsets these "
+            f"have {codes.M}"
+        )
+    return codes.dsub * counts[0]
 
 
 def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
@@ -94,40 +129,3 @@ def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransf
                 )
     images = np.pad(images, ((0, 0), (0, d_out - images.shape[1])))
     return linear_transform(images[1:].T, images[0])
-
-
-def copy_lists(part: faiss.IndexIVF) -> faiss.Index:
-    """Return a copy of an index with lists, with parts of PQ codes as on a GPU."""
-    d = part.d
-    match part:
-        case faiss.IndexIVFPQ():
-            if part.pq.nbits != 8:
-                raise StoreError(
-                    f"PQ codes have 8 bits a part on GPUs, those of this {name_of(part)} "
-                    f"have {part.pq.nbits}"
-                )
-            if max(PARTS) < part.pq.M:
-                raise StoreError(
-                    f"PQ codes have at most {max(PARTS)} parts on GPUs; with the offsets "
-                    f"these have {part.pq.M}"
-                )
-            d = part.pq.dsub * min(count for count in PARTS if count >= part.pq.M)
-            is_there = True
-        case faiss.IndexIVFScalarQuantizer():
-            is_there = part.sq.qtype != faiss.ScalarQuantizer.QT_bf16
-        case _:
-            is_there = type(part) is faiss.IndexIVFFlat
-    if not is_there:
-        raise missing(part)
-    quantizer = faiss.downcast_index(part.quantizer)
-    if isinstance(quantizer, faiss.IndexPreTransform):
-        cloneable(quantizer)  # or it is refused
-    return InvertedListsHandler(part).pad(d)
-
-
-def missing(part: faiss.Index) -> StoreError:
-    """Return the error that says that GPUs have nothing like `part`."""
-    return StoreError(
-        f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md lists what "
-        "it has there"
-    )

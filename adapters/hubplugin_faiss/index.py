@@ -20,8 +20,8 @@ from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import require_recall
 from hubplugin_faiss.encoding.offsets import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler
-from hubplugin_faiss.objects import name_of, normalises_queries, with_map
+from hubplugin_faiss.handlers.base import Added, IndexHandler
+from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_map
 from hubplugin_faiss.scale import IndexScale
 
 
@@ -78,8 +78,8 @@ def upgrade(
             does.
     """
     handler = handler_for(index)
-    was_upgraded = bool(handler.extras)
-    if was_upgraded:
+    is_upgraded = bool(handler.extras)
+    if is_upgraded:
         handler = handler_for(handler.downgrade())
     handler.check()
     if not isinstance(model_or_offsets, OffsetModel):
@@ -94,7 +94,7 @@ def upgrade(
     if model.gallery is None:
         model = model.centre_on(Gallery(handler.index), compute=compute)
     scale = IndexScale.of(handler, model)
-    offsets = offsets_by(model, handler, scale, compute, tolerant=was_upgraded)
+    offsets = offsets_by(model, handler, scale, compute, tolerant=is_upgraded)
     return upgrade_by(handler, offsets, model, scale, force)
 
 
@@ -190,9 +190,9 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for "
                 "each"
             )
-    append = handler.plan_append(block, offsets, ids)
+    append = handler.plan_append(Added(block, offsets, ids))
     append()
-    index.ntotal = handler.recount()
+    recount(index)
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
@@ -206,8 +206,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         index: An upgraded index. It is changed in place, or left as it is where an
             error is raised.
         ids: int64 [n], as a search returns them, or a selector of these; ids that are
-        not
-            in the index are passed over.
+            not in the index are passed over.
 
     Returns:
         How many entries were removed.
@@ -218,7 +217,6 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
         InputError: The ids are no whole numbers.
     """
     handler = upgraded_handler(index)
-    handler.require_removes()
     labels = np.unique(handler.labels())
     if isinstance(ids, faiss.IDSelector):
         selected = labels[[ids.is_member(label) for label in labels.tolist()]]
@@ -230,10 +228,10 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
+    remove = handler.plan_remove(selected, False)
     if selected.size:
-        handler.remove(selected)
-        index.ntotal = handler.recount()
-    return handler.count - index.ntotal
+        remove()
+    return handler.count - recount(index)
 
 
 class Gallery(Vectors):
@@ -262,12 +260,16 @@ def as_unit(
 ) -> Iterator[Batch]:
     """Yield `batches` that `handler` has read, with zeros where codes stand for these.
 
-    Raises InputError, unless `tolerant`, if vectors cannot be of unit length.
+    Raises InputError, unless `tolerant`, if vectors cannot be of unit length: of codes
+    that change lengths the first batch tells.
     """
     for batch in batches:
         vectors = handler.with_zeros(batch.vectors)
-        if not tolerant and (batch.place == 0 or not handler.lossy):
-            require_unit(vectors, name, int(batch.place or 0), lossy=handler.lossy)
+        first = int(batch.place or 0)
+        if not tolerant and not handler.lossy:
+            require_unit(vectors, name, first)
+        elif not tolerant and first == 0:
+            require_about_unit(vectors, name)
         yield replace(batch, vectors=vectors)
 
 
@@ -300,17 +302,15 @@ def offsets_by(
     """
     offsets = np.empty(handler.count, np.float32)
     invalid = InvalidVectors()
-    is_cosine = model.metric is Metric.COSINE
-    unit = is_cosine and not handler.lossy
+    unit = not handler.lossy
     batches = handler.scan()
-    if is_cosine:
+    if model.metric is Metric.COSINE:
         batches = as_unit(batches, handler, "index", tolerant)
-    done = 0
     for batch in batches:
         given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
-        rows = slice(done, done + len(given))
-        offsets[rows] = scale.to_index(given, batch.vectors)
-        done = rows.stop
+        first = int(batch.place or 0)
+        done = first + len(given)
+        offsets[first:done] = scale.to_index(given, batch.vectors)
         compute.report("offsets", done, handler.count)
     if invalid.count:
         text = f"of {handler.count} entries {invalid}"
@@ -321,34 +321,30 @@ def offsets_by(
     return offsets
 
 
-def require_unit(
-    vectors: np.ndarray, name: str, first_row: int = 0, *, lossy: bool = False
-) -> None:
-    """Raise InputError at the first vector that is neither of unit length nor zero.
+def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
+    """Raise InputError at the first of `vectors` [b, d] that is neither of unit length
+    nor zero.
 
-    Args:
-        vectors: [b, d].
-        name: The name that the error gives them.
-        first_row: The number of the first vector.
-        lossy: Codes have changed lengths, PQ down to a half, so that only what cannot
-            have been unit vectors is refused.
+    name, first_row: What the error calls them, and the number of the first.
     """
-    rows = np.flatnonzero(vectors.any(axis=1))
-    if not len(rows):
-        return
-    lengths = np.linalg.norm(vectors[rows], axis=1)
-    if lossy:
+    lengths = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero((np.abs(lengths - 1) > UNIT) & (lengths > 0))
+    if bad.size:
+        row = bad[0]
+        raise no_unit(name, f"row {first_row + row} has length {lengths[row]:.4g}")
+
+
+def require_about_unit(vectors: np.ndarray, name: str) -> None:
+    """Raise InputError if codes stand for `vectors` [b, d] that cannot have been of
+    unit length: PQ changes it down to a half."""
+    lengths = np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)
+    if lengths.size and not 0.3 < np.median(lengths) < 1.7:
         length = float(np.median(lengths))
-        if 0.3 < length < 1.7:
-            return
-        fault = f"its codes stand for vectors of about length {length:.3g}"
-    else:
-        bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-        if not bad.size:
-            return
-        row = first_row + int(rows[bad[0]])
-        fault = f"row {row} has length {lengths[bad[0]]:.4g}"
-    raise InputError(
+        raise no_unit(name, f"its codes stand for vectors of about length {length:.3g}")
+
+
+def no_unit(name: str, fault: str) -> InputError:
+    return InputError(
         f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; "
         "take unit vectors (faiss.normalize_L2), or fit with ",
         Parameter("metric", "dot"),
@@ -376,13 +372,15 @@ def require_suits(model: OffsetModel, index: faiss.Index) -> None:
             f"the model has {model.dim} dimensions, the index has {index.d}; fit one on "
             "its vectors"
         )
-    wrong, right, ranks_by = Metric.EUCLIDEAN, Metric.DOT, "inner product"
+    fitting = Metric.DOT
+    ranks_by = "inner product"
     if index.metric_type == faiss.METRIC_L2:
-        wrong, right, ranks_by = Metric.DOT, Metric.EUCLIDEAN, "L2"
-    if model.metric is wrong:
+        fitting = Metric.EUCLIDEAN
+        ranks_by = "L2"
+    if model.metric not in (fitting, Metric.COSINE):
         raise InputError(
-            f"the model is for {wrong.value}, the index ranks by {ranks_by}; fit with "
-            f"metric={right.value!r}, or 'cosine' if its vectors are of unit length"
+            f"the model is for {model.metric.value}, the index ranks by {ranks_by}; fit "
+            f"with metric={fitting.value!r}, or 'cosine' if its vectors are of unit length"
         )
 
 

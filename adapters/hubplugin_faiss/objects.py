@@ -60,6 +60,15 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
         yield from parts(inner)
 
 
+def recount(index: faiss.Index) -> int:
+    """Bring the number of entries up to date from the inside out, and return it."""
+    index = faiss.downcast_index(index)
+    for field in ("base_index", "refine_index", "index"):
+        if hasattr(index, field):
+            index.ntotal = recount(getattr(index, field))
+    return index.ntotal
+
+
 def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
     """Return the transforms before an index, which belong to it."""
     return [

@@ -45,67 +45,59 @@ class IndexScale:
         with offsets keeps its scale, or all that it holds would be wrong at once: it is
         read off them.
         """
-        as_it_is = cls(handler.euclidean)
+        euclidean = handler.euclidean
         if model.metric is not Metric.COSINE or not handler.lossy:
-            return as_it_is
+            return cls(euclidean)
         vectors, stored = handler.take(handler.sample())
         vectors = handler.with_zeros(vectors)
         usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         vectors = vectors[usable]
         if not len(vectors):
-            return as_it_is
+            return cls(euclidean)
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        squares = np.zeros(len(lengths))
-        if handler.euclidean:
-            squares = lengths**2 / 2
+        squares = euclidean * lengths**2 / 2
         if stored is None or not handler.holds_offsets_of(model.fingerprint):
             queries = model.queries(evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
-            return cls(handler.euclidean, nearness, CENTRE * round(mean / CENTRE))
+            return cls(euclidean, nearness, CENTRE * round(mean / CENTRE))
+        # Of all steps, take the one for which most entries lead to the same mean.
+        steps = STEP * np.arange(-10, 31)
         offsets = model.offsets(vectors.astype(np.float32))
         rest = stored[usable] - lengths * offsets - squares
-        steps = STEP * np.arange(-10, 31)
-        bias = (
-            rest + steps[:, None] * lengths
-        )  # [steps, n], all alike for the right one
-        means = CENTRE * np.round(np.median(bias, axis=1) / CENTRE)
-        errors = np.abs(bias - means[:, None])
+        means = rest + steps[:, None] * lengths  # [steps, n]
+        rounded = CENTRE * np.round(np.median(means, axis=1) / CENTRE)
+        errors = np.abs(means - rounded[:, None])
         best = np.quantile(errors, 0.25, axis=1).argmin()  # some may be stale
-        return cls(handler.euclidean, float(steps[best]), float(means[best]))
+        return cls(euclidean, float(steps[best]), float(rounded[best]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Return what the index holds for `offsets` [b] of the model: [b].
 
         vectors: As the index reconstructs them [b, d].
         """
-        if self.nearness is None:
-            return offsets
-        lengths, bias = self._lengths_and_bias(vectors, self.nearness)
-        return lengths * offsets - bias
+        factors, bias = self._factors_and_bias(vectors)
+        return factors * offsets - bias
 
     def to_model(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Return the offsets of the model for which the index holds `offsets` [b]: [b].
 
         vectors: As in `to_index`.
         """
-        if self.nearness is None:
-            return offsets
-        lengths, bias = self._lengths_and_bias(vectors, self.nearness)
-        return (offsets + bias) / lengths
+        factors, bias = self._factors_and_bias(vectors)
+        return (offsets + bias) / factors
 
-    def _lengths_and_bias(
-        self, vectors: np.ndarray, nearness: float
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _factors_and_bias(
+        self, vectors: np.ndarray
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Return the factor and the norm bias [b] of `vectors` [b, d].
 
         They are 1 and 0 for a zero vector, which has no length that codes could have
         changed.
         """
+        if self.nearness is None:
+            return 1.0, 0.0
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        bias = nearness * lengths
-        if self.euclidean:
-            bias -= lengths**2 / 2
-        bias -= self.mean
+        bias = self.nearness * lengths - self.euclidean * lengths**2 / 2 - self.mean
         has_length = lengths > 0
         return np.where(has_length, lengths, 1.0), np.where(has_length, bias, 0.0)

@@ -27,7 +27,7 @@ import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -205,18 +205,16 @@ class FaissStore(ManifestStore[FaissVersion]):
     def read_model(self, version: FaissVersion) -> OffsetModel:
         name = f"{version.number}.model"
         content = self._read_file(name)
-        if not content:
-            raise self._model_error(f"its model {name} is missing")
-        try:
-            model = OffsetModel.from_bytes(content, f"its model {name}")
-        except ModelFileError as error:
-            raise self._model_error(str(error)) from None
-        if model.fingerprint != version.model:
-            raise self._model_error(f"{name} is the model of another index")
-        return model
-
-    def _model_error(self, fault: str) -> StoreError:
-        return StoreError(
+        fault = f"its model {name} is missing"
+        if content:
+            try:
+                model = OffsetModel.from_bytes(content, f"its model {name}")
+                if model.fingerprint == version.model:
+                    return model
+                fault = f"{name} is the model of another index"
+            except ModelFileError as error:
+                fault = str(error)
+        raise StoreError(
             f"{self.url}, in {str(self.hub)!r}: {fault}; put the right one there, or "
             f"take the correction out: hubplugin remove {self.url}"
         )
@@ -471,7 +469,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             previous = self.read_manifest()
             undo.callback(self.give_up, previous)
             version, found = self.start_version(model, progress)
-            writing = FaissWriting(self, model, version, found, lock, previous)
+            writing = FaissWriting(self, model, version, lock, previous, found)
             undo.pop_all()
         return writing
 
@@ -487,10 +485,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Replace the file with `index`, which holds the offsets of `version`; none if
         `version` is None."""
         new = self._place("index.faiss")
-        for left_behind in self.hub.glob(
-            f"{new.name}.*.tmp"
-        ):  # by a run that was killed
-            left_behind.unlink(missing_ok=True)
+        for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
+            left.unlink(missing_ok=True)
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -549,35 +545,30 @@ class FaissStore(ManifestStore[FaissVersion]):
             self.release(lock)
 
 
+@dataclass(eq=False)
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
     lock: The lock of the store.
     previous: The manifest to put back if the run fails.
+    found: As in `Writing`.
     """
 
     takes_all = True  # an upgrade makes the codes of all entries anew
 
-    def __init__(
-        self,
-        store: FaissStore,
-        model: OffsetModel,
-        version: FaissVersion,
-        found: Found,
-        lock: BinaryIO,
-        previous: Manifest[FaissVersion],
-    ):
-        self.found = found
-        self._store = store
-        self._model = model
-        self._version = version
-        self._lock = lock
-        self._previous = previous
-        self._scale = IndexScale.of(store.handler, model)
-        self._offsets = np.full(store.count(), np.nan, np.float32)
+    store: FaissStore
+    model: OffsetModel
+    version: FaissVersion
+    lock: BinaryIO
+    previous: Manifest[FaissVersion]
+    found: Found
+
+    def __post_init__(self) -> None:
+        self._scale = IndexScale.of(self.store.handler, self.model)
+        self._offsets = np.full(self.store.count(), np.nan, np.float32)
 
     def scan(self) -> Iterator[Batch]:
-        for batch in self._store.read_batches():
+        for batch in self.store.read_batches():
             if self.found != "active":
                 batch.offsets[:] = np.nan
             yield batch
@@ -589,7 +580,7 @@ class FaissWriting(Writing):
         self._offsets[first : first + len(held)] = held
 
     def activate(self) -> None:
-        store = self._store
+        store = self.store
         is_amended = self.found == "active"
         if is_amended and self.wrong == 0:
             return  # all offsets in the file are right
@@ -601,15 +592,15 @@ class FaissWriting(Writing):
         raw = handler_for(store.raw)
         force = self.forced or is_amended
         try:
-            upgraded = upgrade_by(raw, self._offsets, self._model, self._scale, force)
-            store.replace(upgraded, self._version)
+            upgraded = upgrade_by(raw, self._offsets, self.model, self._scale, force)
+            store.replace(upgraded, self.version)
         except HubpluginError:
-            store.give_up(self._previous.replace(writing=None))
+            store.give_up(self.previous.replace(writing=None))
             raise
 
     def close(self) -> None:
-        if not self._lock.closed:
-            self._store.release(self._lock)
+        if not self.lock.closed:
+            self.store.release(self.lock)
 
 
 def look_at(path: Path) -> Seen:
@@ -721,11 +712,16 @@ def open_url(url: str) -> FaissStore:
             carry offsets.
         InputError: There is no such metric, or the URL has another option.
     """
-    path, query = url.removeprefix("faiss:"), ""
-    if not os.path.exists(path):  # a name may have a question mark
-        path, _, query = path.partition("?")
-    if path.startswith("//") and not os.path.exists(path):
-        path = path[2:]  # faiss://FILE, as other URLs are written
+    place = url.removeprefix("faiss:")
+    readings: list[tuple[str, str]] = []
+    for name in (place, place.removeprefix("//")):  # faiss://FILE, as URLs are written
+        readings += [
+            (name, ""),
+            name.rpartition("?")[::2],  # a name may have a question mark itself
+            name.partition("?")[::2],
+        ]
+    there = [reading for reading in readings if os.path.isfile(reading[0])]
+    path, query = (there or readings[-1:])[0]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:

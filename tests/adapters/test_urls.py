@@ -65,6 +65,19 @@ def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypat
         assert open_store(url).count() == 3
 
 
+@pytest.mark.parametrize("name", ["a?b.faiss", "a?metric=dot.faiss", "?.faiss"])
+def test_a_question_mark_in_the_name_of_an_index_is_told_from_that_of_options(
+    tmp_path, monkeypatch, name
+):
+    flat_index(tmp_path / name, np.eye(3, dtype=np.float32))
+    monkeypatch.chdir(tmp_path)
+    for place in (name, f"//{name}", f"{tmp_path}/{name}", f"/{tmp_path}/{name}"):
+        for metric in ("cosine", "dot"):
+            store = open_store(f"faiss:{place}?metric={metric}")
+            assert (store.count(), store.metric) == (3, metric)
+        assert open_store(open_store(f"faiss:{place}").url).count() == 3
+
+
 def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
     qdrant_client = pytest.importorskip(
         "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"

@@ -40,22 +40,36 @@ class OffsetCoder:
         """Return the extra components [n, w] that come closest to `offsets` [n] after
         coding.
 
+        Each dimension i has a reserve q_i^2, and the neutral offset fills every
+        dimension with its reserve. In turn, a dimension takes the rest of the offset
+        less the reserves of the dimensions behind it. What its codes cannot express
+        stays in the rest, for the next dimension.
+
         bases: The extra components of centroids, from which codes hold differences:
             [n, w], or [1, w] for all.
         """
-
-        width = len(self.extra.query)
-
-        def quantise(i: int, values: np.ndarray) -> np.ndarray:
-            """Return the components [n] that codes hold for `values` [n] in the extra
-            dimension `i`."""
+        q = self.extra.query.astype(np.float64)
+        components = np.zeros((len(offsets), len(q)), np.float32)
+        if self.extra.euclidean:
+            rest = q @ q - 2 * offsets.astype(np.float64)
+        else:
+            rest = q @ q + offsets.astype(np.float64)
+        for i in self.codec.carriers:
+            wanted = rest - q[i + 1 :] @ q[i + 1 :]
+            if self.extra.euclidean:
+                wanted = q[i] + np.sqrt(np.maximum(wanted, 0))
+            else:
+                wanted = wanted / q[i]
             # The codec encodes all extra dimensions at once.
-            components = np.zeros((len(values), width), np.float32)
-            components[:, i] = np.clip(values - bases[:, i], *self.codec.limits)
-            held = self.codec.decode(self.codec.encode(components))
-            return held[:, i] + bases[:, i]
-
-        return self.extra.components_for(offsets, self.codec.carriers, quantise)
+            alone = np.zeros_like(components)
+            alone[:, i] = np.clip(wanted - bases[:, i], *self.codec.limits)
+            held = self.codec.decode(self.codec.encode(alone))[:, i] + bases[:, i]
+            components[:, i] = held
+            if self.extra.euclidean:
+                rest -= (held - q[i]) ** 2
+            else:
+                rest -= held * q[i]
+        return components
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Return the extra components [n, w] that rank centroids by `offsets` [n].
@@ -63,8 +77,8 @@ class OffsetCoder:
         If the codec has a `step`, they lie a whole number of steps from the query's, so
         that codes hold the neutral offset without loss in every list.
         """
-        components = self.extra.components_for(offsets)
-        components[:, 1:] = self.extra.query[1:]
+        components = np.tile(self.extra.query, (len(offsets), 1))
+        components[:, 0] = self.extra.exact(offsets)
         step = self.codec.step
         if step:
             first = self.extra.query[0]
@@ -72,8 +86,10 @@ class OffsetCoder:
             components[:, 0] = first + steps * step
         return components
 
-    def require_holds(self, offsets: np.ndarray, bases: np.ndarray, name: str) -> None:
-        """Raise StoreError unless codes of the index `name` hold `offsets` [n].
+    def require_holds(
+        self, offsets: np.ndarray, bases: np.ndarray, index: faiss.Index
+    ) -> None:
+        """Raise StoreError unless codes like those of `index` hold `offsets` [n].
 
         Codes may lose a tenth of the offsets' range, a thousandth of the largest offset
         (of offsets that are nearly equal the range is next to nothing), or 1e-6,
@@ -88,7 +104,7 @@ class OffsetCoder:
         if error > tolerance:
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the "
-                f"codes of this {name}; fit the model on vectors as long as those in the "
+                f"codes of this {type(index).__name__}; fit the model on vectors as long as those in the "
                 "index, or scale these down before they are indexed"
             )
 
@@ -391,42 +407,41 @@ class ProductCodec(Codec):
         parts = 1
         if levels < 256:
             parts = 2
-        codebooks = np.zeros((parts, levels, self.part), np.float32)
-        query = np.zeros(parts * self.part)
-        query[0] = spec.first_component()
         state = sample.tobytes()
         if bases is not None:
             state += bases.tobytes()
+        query = np.zeros(parts * self.part)
+        query[0] = spec.first_component()
         extra = spec.extra_dimensions(query, len(query), state)
-        alone = ExtraDimensions(extra.query[:1], spec.euclidean)
+        first = ExtraDimensions(extra.query[:1], spec.euclidean)
         about = np.zeros(1)
         if bases is not None:
-            about = alone.components_for(bases)[:, 0]
-        values = alone.components_for(sample)[:, 0] - about
-        ends = alone.components_for(np.array([spec.low, spec.high]))[:, 0]
+            about = first.exact(bases)
+        values = first.exact(sample) - about
+        ends = first.exact(np.array([spec.low, spec.high]))
         room = ends.min() - about.max(), ends.max() - about.min()
-        first = place_levels(values, levels, extra.query[0] - about, room)
-        codebooks[0, :, 0] = first
+        codebooks = [place_levels(values, levels, first.query - about, room)]
         if parts == 2:
-            held = first[nearest_level(first, values)] + about
-            lost = sample - alone.offsets(held[:, None])
+            held = codebooks[0][nearest_level(codebooks[0], values)] + about
+            lost = sample - first.offsets(held[:, None])
             if len(np.unique(values)) < levels:
                 # The sample fits the levels exactly, but later offsets lie between them.
-                held = np.sort(alone.offsets(first[:, None] + about.mean()))
-                between = np.linspace(-0.5, 0.5, levels) * np.diff(held).max()
-                lost = np.concatenate([lost, between])
+                placed = codebooks[0][:, None] + about.mean()
+                gap = np.diff(np.sort(first.offsets(placed))).max()
+                lost = np.concatenate([lost, gap * np.linspace(-0.5, 0.5, levels)])
             query[self.part] = query[0]
             if spec.euclidean:
                 query[self.part] = -np.sqrt(2 * np.abs(lost).max())
             extra = spec.extra_dimensions(query, len(query), state)
-            second = extra.query[self.part : self.part + 1]
-            values = ExtraDimensions(second, spec.euclidean).components_for(lost)[:, 0]
-            plain = second
-            if bases is not None:
-                values -= second
-                plain = second - second
-            codebooks[1, :, 0] = place_levels(values, levels, plain, (0.0, 0.0))
-        codec = self.with_tables(codebooks.reshape(parts, -1))
+            second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
+            # In this part centroids have the query's component.
+            about = second.query * (bases is not None)
+            values = second.exact(lost) - about
+            plain = second.query - about
+            codebooks.append(place_levels(values, levels, plain, (0.0, 0.0)))
+        tables = np.zeros((parts, levels, self.part), np.float32)
+        tables[:, :, 0] = codebooks
+        codec = self.with_tables(tables.reshape(parts, -1))
         return OffsetCoder(extra, codec, self.bits)
 
 

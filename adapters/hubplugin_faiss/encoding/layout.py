@@ -12,10 +12,6 @@ from typing import Any
 import faiss
 import numpy as np
 
-MOVED = 1 << 15
-"""Codes that are moved at once within a list: a multiple of the codes in any block, so
-that each write but the last fills its blocks."""
-
 
 class CodeLists:
     """The codes of an index in inverted lists, each in the blocks of a packer.
@@ -25,16 +21,17 @@ class CodeLists:
 
     def __init__(self, index: faiss.IndexIVF):
         self._lists = faiss.downcast_InvertedLists(index.invlists)
-        self._pack_by(self._lists.code_size, getattr(self._lists, "packer", None))
+        self._pointer_to = self._lists.get_codes
+        self._pack_by(getattr(self._lists, "packer", None), self._lists.code_size)
 
-    def _pack_by(self, code_size: int, packer: Any) -> None:
+    def _pack_by(self, packer: Any, code_size: int) -> None:
         """Set how codes lie in blocks: as `packer` has it, or one of `code_size` bytes
         each if it is None."""
         self._packer = packer
-        self._code_size = code_size
-        self._block_size = code_size
-        self._per_block = 1
-        if packer is not None:
+        if packer is None:
+            self._code_size = self._block_size = code_size
+            self._per_block = 1
+        else:
             self._code_size = packer.code_size
             self._block_size = packer.block_size
             self._per_block = packer.nvec
@@ -56,10 +53,6 @@ class CodeLists:
         """Give the list `list_no` room for `size` codes."""
         self._lists.resize(list_no, size)
 
-    def _memory(self, list_no: int) -> Any:
-        """Return a pointer to the first block of the list `list_no`."""
-        return self._lists.get_codes(list_no)
-
     def read(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return the codes from `start` to before `stop` of the list `list_no`: uint8
         [stop - start, bytes].
@@ -69,11 +62,11 @@ class CodeLists:
         blocks = self._blocks(list_no, start, stop)
         if self._packer is None:
             return blocks
-        unpacked = self._unpacked(blocks)
-        for block, block_codes in zip(blocks, unpacked, strict=True):
+        codes = self._unpacked(blocks)
+        for block, block_codes in zip(blocks, codes, strict=True):
             self._packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(block_codes))
         first = start % self._per_block
-        return unpacked.reshape(-1, self._code_size)[first : first + stop - start]
+        return codes.reshape(-1, self._code_size)[first : first + stop - start]
 
     def write(self, list_no: int, start: int, codes: np.ndarray) -> None:
         """Write `codes` [n, bytes] to the list `list_no`, from the place `start` on.
@@ -84,33 +77,23 @@ class CodeLists:
         if self._packer is None:
             blocks[:] = codes
             return
+        # A packer writes whole blocks: keep the codes that the first one has already.
         first = start % self._per_block
         unpacked = self._unpacked(blocks)
         rows = unpacked.reshape(-1, self._code_size)
-        # A packer writes whole blocks: keep the codes that the first one has already.
         rows[:first] = self.read(list_no, start - first, start)
         rows[first : first + len(codes)] = codes
         for block_codes, block in zip(unpacked, blocks, strict=True):
             self._packer.pack_all(faiss.swig_ptr(block_codes), faiss.swig_ptr(block))
 
-    def keep(self, list_no: int, rows: np.ndarray) -> None:
-        """Move the codes at `rows` [n], ascending, to the front of the list
-        `list_no`."""
-        for start in range(0, len(rows), MOVED):
-            moved = rows[start : start + MOVED]
-            first = int(moved[0])
-            codes = self.read(list_no, first, int(moved[-1]) + 1)
-            self.write(list_no, start, codes[moved - first])
-
     def _blocks(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return the blocks with the codes from `start` to before `stop`: uint8
         [blocks, bytes]. They are no copy: writing to them changes the index."""
-        first = start // self._per_block
         end = -(-stop // self._per_block)
         if end == 0:  # an empty list may have no memory to point to
             return np.empty((0, self._block_size), np.uint8)
-        memory = faiss.rev_swig_ptr(self._memory(list_no), end * self._block_size)
-        return memory.reshape(end, self._block_size)[first:]
+        memory = faiss.rev_swig_ptr(self._pointer_to(list_no), end * self._block_size)
+        return memory.reshape(end, self._block_size)[start // self._per_block :]
 
     def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
         """Return zeros with room for the codes of `blocks` [b, ...]: uint8 [b, codes in
@@ -123,10 +106,11 @@ class OneRow(CodeLists):
 
     def __init__(self, index: faiss.Index):
         self._index = index
+        self._pointer_to = lambda list_no: index.codes.data()
         packer = None
         if isinstance(index, faiss.IndexFastScan):
             packer = index.get_CodePacker()
-        self._pack_by(index.code_size, packer)
+        self._pack_by(packer, index.code_size)
 
     def sizes(self) -> np.ndarray:
         return np.array([self._index.ntotal])
@@ -140,9 +124,6 @@ class OneRow(CodeLists):
         self._index.codes.resize(blocks * self._block_size)
         if self._packer is not None:
             self._index.ntotal2 = blocks * self._per_block
-
-    def _memory(self, list_no: int) -> Any:
-        return self._index.codes.data()
 
 
 def parts_by_list(list_nos: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,45 +74,17 @@ class ExtraDimensions:
             offsets = t @ q - q @ q
         return offsets.astype(np.float32)
 
-    def components_for(
-        self,
-        offsets: np.ndarray,
-        dimensions: Sequence[int] = (0,),
-        quantise: Callable[[int, np.ndarray], np.ndarray] | None = None,
-    ) -> np.ndarray:
-        """Return the extra components of targets with `offsets` [n]: float32 [n, w].
-
-        Each dimension i has a reserve q_i^2, and the neutral offset fills every
-        dimension with its reserve. In turn, a dimension takes the rest of the offset
-        less the reserves of the dimensions behind it. What its quantiser cannot express
-        stays in the rest, for the next dimension.
-
-        Args:
-            offsets: The offsets to encode [n].
-            dimensions: The dimensions to write to, ascending.
-            quantise: Returns the values that codes hold for values [n] of a dimension.
-                By default codes hold them without loss.
-        """
+    def exact(self, offsets: np.ndarray) -> np.ndarray:
+        """Return the first extra components of targets with `offsets` [n], whose other
+        ones are those of the query: float32 [n]."""
         q = self.query.astype(np.float64)
-        components = np.zeros((len(offsets), len(q)), np.float32)
+        others = q[1:] @ q[1:]
         if self.euclidean:
-            rest = q @ q - 2 * offsets.astype(np.float64)
+            squares = q @ q - 2 * offsets.astype(np.float64) - others
+            components = q[0] + np.sqrt(np.maximum(squares, 0))
         else:
-            rest = q @ q + offsets.astype(np.float64)
-        for i in dimensions:
-            value = rest - q[i + 1 :] @ q[i + 1 :]
-            if self.euclidean:
-                value = q[i] + np.sqrt(np.maximum(value, 0))
-            else:
-                value = value / q[i]
-            if quantise is not None:
-                value = quantise(i, value)
-            components[:, i] = value
-            if self.euclidean:
-                rest -= (value - q[i]) ** 2
-            else:
-                rest -= value * q[i]
-        return components
+            components = (q @ q + offsets.astype(np.float64) - others) / q[0]
+        return components.astype(np.float32)
 
 
 def model_bits(fingerprint: str) -> int:
@@ -193,16 +165,17 @@ def upgrade_spec(
     Of a `model` it also has the fingerprint, queries of its bank, and room for the
     offsets of its gallery.
     """
-    spec = UpgradeSpec(low=0.0, high=0.0, euclidean=euclidean)
-    if model is None:
-        return spec.cover(offsets)
-    queries = bank_queries(model, QUERIES)
-    if queries is not None:
-        queries = model.queries(queries)
-    spec = replace(spec, fingerprint=model.fingerprint, queries=queries)
+    fingerprint = ""
+    queries = None
     ends = [offsets.min(), offsets.max()]
-    if model.gallery is not None:
-        ends += [model.gallery.smallest, model.gallery.largest]
+    if model is not None:
+        fingerprint = model.fingerprint
+        queries = bank_queries(model, QUERIES)
+        if queries is not None:
+            queries = model.queries(queries)
+        if model.gallery is not None:
+            ends += [model.gallery.smallest, model.gallery.largest]
+    spec = UpgradeSpec(0.0, 0.0, euclidean, fingerprint, queries)
     return spec.cover(np.array(ends))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import faiss
 import numpy as np
@@ -23,8 +23,20 @@ BLOCK = 32
 SAMPLED = 4096
 """Entries of an index that stand for all of them."""
 
-Taken = tuple[np.ndarray, np.ndarray | None]
+Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
+
+Change: TypeAlias = Callable[[], None]
+"""Makes a change that was planned: by then nothing can be wrong with it."""
+
+
+class Added(NamedTuple):
+    """Entries to add: vectors [n, d], offsets [n], and ids [n], or None where the index
+    numbers its entries itself."""
+
+    vectors: np.ndarray
+    offsets: np.ndarray
+    ids: np.ndarray | None
 
 
 class IndexHandler:
@@ -33,7 +45,7 @@ class IndexHandler:
     A subclass names the Faiss types that it handles in `names`. Entries are numbered in
     scan order: row by row, or list by list. A handler of an index around another one
     leaves what it does not do itself to the handler of that, `inner`. After
-    `plan_append` or `remove` has changed the index, it is not used again.
+    `plan_append` or `plan_remove` has changed the index, it is not used again.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -120,41 +132,18 @@ class IndexHandler:
         """Return the numbers of some entries, evenly drawn."""
         return evenly(np.arange(self.count), SAMPLED)
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        """Plan an addition of entries, before anything is changed.
+    def plan_append(self, added: Added) -> Change:
+        """Plan to add entries. Raises StoreError if they cannot be added."""
+        return self.inner.plan_append(added)
 
-        Args:
-            vectors: [n, d].
-            offsets: [n].
-            ids: [n], or None where the index numbers its entries itself.
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+        """Plan to remove the entries that a search calls `ids`.
 
-        Returns:
-            A function that adds the entries.
-
-        Raises:
-            StoreError: The entries cannot be added.
+        If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,
+        as those of codes in a row do of themselves. Raises StoreError if the index
+        removes nothing.
         """
-        return self.inner.plan_append(vectors, offsets, ids)
-
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        """Raise StoreError if `remove` could not remove entries. Nothing is changed."""
-        self.inner.require_removes(renumbered=renumbered)
-
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Remove the entries that a search calls `ids`, after `require_removes`.
-
-        If they are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ..., as
-        those of codes in a row do of themselves.
-        """
-        self.inner.remove(ids, renumbered=renumbered)
-
-    def recount(self) -> int:
-        """Bring the number of entries up to date, from the inside out, and return
-        it."""
-        self.index.ntotal = self.inner.recount()
-        return self.index.ntotal
+        return self.inner.plan_remove(ids, renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         """Return `vectors` [n, d] as this index reconstructs them once they are added

@@ -3,8 +3,8 @@ these."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -12,10 +12,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import Codec, OffsetCoder, codec_of, set_floats
+from hubplugin_faiss.encoding.codecs import OffsetCoder, codec_of, set_floats
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec, evenly
-from hubplugin_faiss.handlers.base import IndexHandler, Taken
+from hubplugin_faiss.handlers.base import Added, Change, IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
@@ -66,8 +66,6 @@ class BaseIndexHandler(IndexHandler):
             first = int(places[0])
             codes = self.lists.read(list_no, first, int(places[-1]) + 1)
             found.append(codes[places - first])
-        if not found:
-            return self.lists.read(0, 0, 0)
         return np.concatenate(found)
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
@@ -104,21 +102,18 @@ class BaseIndexHandler(IndexHandler):
         rows = np.unique(np.concatenate([spread, ends, self.starts[self.sizes > 0]]))
         list_nos = self.list_nos[rows]
         ranks = self.ranks(offsets, spec.queries)
-        ranks_of_rows = None
-        if self.residual:
-            ranks_of_rows = ranks[list_nos]
+        ranks_of_rows = ranks[list_nos] if self.residual else None
         coder = self.codec.design(spec, offsets[rows], ranks_of_rows)
         centres = coder.centres(ranks)
-        bases = np.zeros_like(centres)
-        if self.residual:
-            bases = centres  # codes hold differences from these
-        coder.require_holds(offsets[rows], bases[list_nos], name_of(self.index))
+        # Codes hold differences from these.
+        bases = centres if self.residual else np.zeros_like(centres)
+        coder.require_holds(offsets[rows], bases[list_nos], self.index)
         width = len(coder.extra.query)
         new = self.empty(self.d + width, centres)
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
         self.codec.with_tables(tables).install(new)
 
-        def append(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
             about = bases[self.list_nos[rows]]
             components = coder.components_for(offsets[rows], about)
             return coder.join(codes, components - about)
@@ -127,7 +122,7 @@ class BaseIndexHandler(IndexHandler):
         centring = faiss.CenteringTransform(self.d + width)
         set_floats(centring.mean, np.pad(-coder.extra.query, (self.d, 0)))
         centring.is_trained = True
-        return pretransform([*transforms, remap, centring], self.fill(new, append))
+        return pretransform([*transforms, remap, centring], self.fill(new, recode))
 
     def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
         """Return the offset of each centroid, which ranks its list: float32 [lists].
@@ -141,15 +136,16 @@ class BaseIndexHandler(IndexHandler):
 
     def downgrade(self) -> faiss.Index:
         new = self.empty(self.d, None)
-        self.raw_codec.install(new)
+        tables = self.codec.tables[: self.d // self.codec.part]
+        self.codec.with_tables(tables).install(new)
         return self.fill(new, lambda codes, rows: self.coder.head(codes))
 
-    @abstractmethod
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
         """Return an index like this, of `d` components, with room for no codes yet.
 
         centres: The extra components [lists, w] of its centroids; None for a raw index.
         """
+        raise NotImplementedError
 
     def fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
         """Put all entries into the empty index `new`, their codes changed by
@@ -166,28 +162,27 @@ class BaseIndexHandler(IndexHandler):
                 lists.write(list_no, place, codes[part])
         return new
 
-    @property
-    def raw_codec(self) -> Codec:
-        """The codec of the raw index."""
-        return self.codec.with_tables(self.codec.tables[: self.d // self.codec.part])
-
     @cached_property
     def coder(self) -> OffsetCoder:
         """The coder that wrote the extra dimensions into this index."""
         assert self.extra is not None
         codec = self.codec.with_tables(self.codec.tables[self.d // self.codec.part :])
-        return OffsetCoder(self.extra, codec, self.raw_codec.bits)
+        return OffsetCoder(self.extra, codec, self.codec.bits - codec.bits)
+
+    def encode(
+        self, vectors: np.ndarray, components: np.ndarray, centres: np.ndarray
+    ) -> np.ndarray:
+        """Return the codes of `vectors` [n, d] with extra `components` [n, w], in lists
+        around `centres` [n, d + w]: uint8 [n, bytes]."""
+        return self.codec.encode(np.hstack([vectors, components]) - centres)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
+        # Plain Faiss appends the query's extra components to what it adds, too.
+        query = np.empty(0) if self.extra is None else self.extra.query
+        components = np.tile(query.astype(np.float32), (len(vectors), 1))
         centres = self.centres(self.nearest(vectors))
-        extended = vectors
-        if self.extra is not None:
-            # Plain Faiss appends the query's extra components to what it adds, too.
-            extra = np.tile(self.extra.query, (len(vectors), 1))
-            extended = np.concatenate([vectors, extra], axis=1)
-        codes = self.codec.encode(extended - centres)
-        decoded = self.codec.decode(codes) + centres
-        return decoded[:, : self.d]
+        codes = self.encode(vectors, components, centres)
+        return (self.codec.decode(codes) + centres)[:, : self.d]
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
@@ -196,24 +191,23 @@ class BaseIndexHandler(IndexHandler):
         components = self.coder.components_for(offsets, bases)
         return self.coder.extra.offsets(components)
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        self.require_takes(ids, len(vectors))
+    def plan_append(self, added: Added) -> Change:
+        count = len(added.vectors)
+        self.require_takes(added.ids, count)
+        ids = added.ids
         if ids is None:
-            ids = self.count + np.arange(len(vectors))
-        list_nos = self.nearest(vectors)
+            ids = self.count + np.arange(count)
+        list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
-        components = self.coder.components_for(offsets, centres[:, self.d :])
-        lost = np.abs(self.coder.extra.offsets(components) - offsets).max(initial=0)
-        if lost > self.most_lost():
+        components = self.coder.components_for(added.offsets, centres[:, self.d :])
+        held = self.coder.extra.offsets(components)
+        if np.abs(held - added.offsets).max(initial=0) > self.most_lost():
             raise StoreError(
-                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room "
-                f"in the codes of this {name_of(self.index)}, which were made for "
-                "others: replace all, index = upgrade(index, model)"
+                f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
+                f"find no room in the codes of this {name_of(self.index)}, which were "
+                "made for others: replace all, index = upgrade(index, model)"
             )
-        extended = np.concatenate([vectors, components], axis=1)
-        codes = self.codec.encode(extended - centres)
+        codes = self.encode(added.vectors, components, centres)
         return partial(self.append, list_nos, ids, codes)
 
     def require_takes(self, ids: np.ndarray | None, count: int) -> None:
@@ -227,34 +221,39 @@ class BaseIndexHandler(IndexHandler):
         """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `list_nos`
         [n]."""
         order = np.argsort(list_nos, kind="stable")
-        for list_no, part in parts_by_list(list_nos[order]):
-            rows = order[part]
-            size = len(self.lists.ids(list_no))
-            self.lists.resize(list_no, size + len(rows))
-            self.lists.ids(list_no)[size:] = ids[rows]
-            self.lists.write(list_no, size, codes[rows])
+        with self.changing():
+            for list_no, part in parts_by_list(list_nos[order]):
+                rows = order[part]
+                size = int(self.sizes[list_no])
+                self.lists.resize(list_no, size + len(rows))
+                self.lists.ids(list_no)[size:] = ids[rows]
+                self.lists.write(list_no, size, codes[rows])
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        """Do nothing: codes can be removed."""
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Count the entries once lists have been changed."""
+        yield
+        self.index.ntotal = int(self.lists.sizes().sum())
 
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+        return partial(self.remove, np.unique(ids), renumbered)
+
+    def remove(self, removed: np.ndarray, renumbered: bool) -> None:
+        """Remove the entries with the ids `removed`, ascending; see `plan_remove`."""
         # Not Faiss's remove_ids: in fast-scan lists it leaves stale codes after the last
         # entry, and a later `add` does not clear them.
-        removed = np.unique(ids)
-        for list_no in range(len(self.sizes)):
-            old_ids = self.lists.ids(list_no).copy()
-            kept_rows = np.flatnonzero(~np.isin(old_ids, removed))
-            kept_ids = old_ids[kept_rows]
-            if renumbered:
-                kept_ids = kept_ids - np.searchsorted(removed, kept_ids)
-            if len(kept_ids) < len(old_ids):
-                self.lists.keep(list_no, kept_rows)
-                self.lists.resize(list_no, len(kept_ids))
-            self.lists.ids(list_no)[:] = kept_ids
-
-    def recount(self) -> int:
-        self.index.ntotal = int(self.lists.sizes().sum())
-        return self.index.ntotal
+        with self.changing():
+            for list_no, size in enumerate(self.sizes.tolist()):
+                old_ids = self.lists.ids(list_no).copy()
+                kept = np.flatnonzero(~np.isin(old_ids, removed))
+                ids_kept = old_ids[kept]
+                if renumbered:
+                    ids_kept = ids_kept - np.searchsorted(removed, ids_kept)
+                if len(kept) < size:
+                    codes = self.lists.read(list_no, 0, size)[kept]
+                    self.lists.resize(list_no, len(kept))
+                    self.lists.write(list_no, 0, codes)
+                self.lists.ids(list_no)[:] = ids_kept
 
 
 class FlatCodesHandler(BaseIndexHandler):
@@ -292,21 +291,19 @@ class GraphHandler(FlatCodesHandler):
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False
 
-    def require_removes(self, *, renumbered: bool = False) -> None:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         raise StoreError(
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
             "anew from the entries that stay"
         )
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        append = super().plan_append(vectors, offsets, ids)
+    def plan_append(self, added: Added) -> Change:
+        append = super().plan_append(added)
 
         def append_and_link() -> None:
             # Faiss links new entries by the vectors alone, as the old ones are.
             raw = self.downgrade()
-            raw.add(np.ascontiguousarray(vectors, np.float32))
+            raw.add(np.ascontiguousarray(added.vectors, np.float32))
             append()
             self.index.hnsw = raw.hnsw
 

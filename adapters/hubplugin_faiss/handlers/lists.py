@@ -11,6 +11,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, evenly
+from hubplugin_faiss.handlers.base import Change
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
@@ -62,7 +63,7 @@ class InvertedListsHandler(BaseIndexHandler):
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         if not self.holds_differences:
             return super().centres(list_nos)
-        return centroids(self.quantizer, list_nos)
+        return self.quantizer.reconstruct_batch(list_nos)
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
         quantizer = self.quantizer
@@ -127,7 +128,7 @@ class InvertedListsHandler(BaseIndexHandler):
             entries,
             offsets,
             self.sizes,
-            centroids(self.quantizer, np.arange(nlist)),
+            self.quantizer.reconstruct_batch(np.arange(nlist)),
             evenly(queries, max(BESTS // nlist, 40)),
             self.euclidean,
         )
@@ -152,40 +153,23 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-        with rebuild_map(self.index):
-            super().append(list_nos, ids, codes)
-            self.recount()
-
-    def require_removes(self, *, renumbered: bool = False) -> None:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         if self._has_array and not renumbered:
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which can "
                 "have no gaps; to remove entries, call faiss.extract_index_ivf(index)"
                 ".set_direct_map_type(faiss.DirectMap.Hashtable), or with NoMap"
             )
+        return super().plan_remove(ids, renumbered)
 
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        with rebuild_map(self.index):
-            super().remove(ids, renumbered=renumbered)
-            self.recount()
-
-
-@contextmanager
-def rebuild_map(index: faiss.IndexIVF) -> Iterator[None]:
-    """Drop the direct map of `index`, if it has one, while its lists change, and then
-    build it anew."""
-    kind = index.direct_map.type
-    index.set_direct_map_type(faiss.DirectMap.NoMap)
-    try:
-        yield
-    finally:
-        index.set_direct_map_type(kind)
-
-
-def centroids(quantizer: faiss.Index, list_nos: np.ndarray) -> np.ndarray:
-    """Return the centroids of the lists `list_nos` [n]: float32 [n, d]."""
-    return quantizer.reconstruct_batch(np.ascontiguousarray(list_nos))
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Drop the direct map, if there is one, and build it anew behind the change."""
+        kind = self.index.direct_map.type
+        self.index.set_direct_map_type(faiss.DirectMap.NoMap)
+        with super().changing():
+            yield
+        self.index.set_direct_map_type(kind)
 
 
 def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
@@ -207,11 +191,9 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
         holds.
     """
     nlist, width = components.shape
-    if not width:
-        return faiss.clone_index(quantizer)
     if isinstance(quantizer, FLOATS):
-        centres = centroids(quantizer, np.arange(nlist))
-        return quantizer_like(quantizer, np.concatenate([centres, components], axis=1))
+        centres = quantizer.reconstruct_batch(np.arange(nlist))
+        return quantizer_like(quantizer, np.hstack([centres, components]))
     d = quantizer.d
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
     return pretransform([drop], faiss.clone_index(quantizer))
@@ -222,7 +204,7 @@ def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     `quantizer`."""
     if not isinstance(quantizer, FLOATS):
         return faiss.clone_index(quantizer.index)
-    centres = centroids(quantizer, np.arange(quantizer.ntotal))
+    centres = quantizer.reconstruct_batch(np.arange(quantizer.ntotal))
     return quantizer_like(quantizer, centres[:, :d])
 
 

@@ -3,10 +3,9 @@ candidates again."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import faiss
 import numpy as np
@@ -18,7 +17,13 @@ from hubplugin_faiss.encoding.offsets import (
     evenly,
     nearness_of,
 )
-from hubplugin_faiss.handlers.base import IndexHandler, Taken, handler_for
+from hubplugin_faiss.handlers.base import (
+    Added,
+    Change,
+    IndexHandler,
+    Taken,
+    handler_for,
+)
 from hubplugin_faiss.handlers.codes import BaseIndexHandler
 from hubplugin_faiss.objects import (
     copy_settings,
@@ -76,29 +81,20 @@ class IdMapHandler(WrapperHandler):
     def downgrade(self) -> faiss.Index:
         return id_map_like(self.index, self.inner.downgrade())
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        if ids is None:
+    def plan_append(self, added: Added) -> Change:
+        if added.ids is None:
             raise StoreError(
                 f"{name_of(self.index)} has ids of its own: pass ids= with the vectors"
             )
-        all_ids = np.concatenate([self._ids, ids])
-        append = self.inner.plan_append(vectors, offsets, None)
+        append = self.inner.plan_append(added._replace(ids=None))
+        all_ids = np.concatenate([self._ids, added.ids])
+        return in_turn(append, partial(set_ids, self.index, all_ids))
 
-        def append_with_ids() -> None:
-            append()
-            set_ids(self.index, all_ids)
-
-        return append_with_ids
-
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        self.inner.require_removes(renumbered=True)
-
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
         is_removed = np.isin(self._ids, ids)
-        self.inner.remove(np.flatnonzero(is_removed), renumbered=True)
-        set_ids(self.index, self._ids[~is_removed])
+        rows = np.flatnonzero(is_removed)
+        remove = self.inner.plan_remove(rows, True)
+        return in_turn(remove, partial(set_ids, self.index, self._ids[~is_removed]))
 
     def labels(self) -> np.ndarray:
         rows = self.inner.labels()
@@ -113,6 +109,16 @@ class IdMapHandler(WrapperHandler):
     def order(self) -> np.ndarray:
         """Return the order in which vectors were added, whatever their ids."""
         return self.inner.order()
+
+
+def in_turn(*steps: Change) -> Change:
+    """Return a change that makes all `steps`."""
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
 
 
 def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
@@ -149,17 +155,13 @@ class PreTransformHandler(WrapperHandler):
     """
 
     names = ("IndexPreTransform",)
-    AFFINE = (
-        faiss.LinearTransform,
-        faiss.RemapDimensionsTransform,
-        faiss.CenteringTransform,
-    )
 
     def __init__(self, index: faiss.IndexPreTransform):
-        self._transforms = transforms_of(index)
+        chain = transforms_of(index)
         inner = None
-        extra = self._take_extra(index.metric_type == faiss.METRIC_L2)
+        extra = extra_dimensions_of(chain, index.metric_type == faiss.METRIC_L2)
         if extra is not None:
+            chain = chain[:-2]
             part = faiss.downcast_index(index.index)
             kind = IndexHandler.registry.get(type(part).__name__)
             if kind is None or not issubclass(kind, BaseIndexHandler):
@@ -168,27 +170,8 @@ class PreTransformHandler(WrapperHandler):
                 )
             inner = kind(part, extra)
         super().__init__(index, inner)
-        self.lossy |= any(step.d_out < step.d_in for step in self._transforms)
-
-    def _take_extra(self, euclidean: bool) -> ExtraDimensions | None:
-        """Take the two transforms that append extra dimensions off the chain.
-
-        Returns these dimensions, or None if the chain does not end in such transforms.
-        """
-        if len(self._transforms) < 2:
-            return None
-        remap, centring = self._transforms[-2:]
-        appends = isinstance(remap, faiss.RemapDimensionsTransform)
-        if not appends or not isinstance(centring, faiss.CenteringTransform):
-            return None
-        d = remap.d_in
-        mapped = faiss.vector_to_array(remap.map)
-        mean = faiss.vector_to_array(centring.mean)
-        keeps = np.array_equal(mapped[:d], np.arange(d)) and not mean[:d].any()
-        if not keeps or remap.d_out <= d or (mapped[d:] >= 0).any():
-            return None
-        del self._transforms[-2:]
-        return ExtraDimensions(-mean[d:], euclidean)
+        self._transforms = chain
+        self.lossy |= any(step.d_out < step.d_in for step in chain)
 
     def check(self) -> None:
         width = self.index.d
@@ -227,12 +210,10 @@ class PreTransformHandler(WrapperHandler):
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         return self._reverse(self.inner.quantise(self._transform(vectors)))
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        inner = self._transform(vectors)
-        bias = self._norm_bias(self.inner.quantise(inner))
-        return self.inner.plan_append(inner, offsets - bias, ids)
+    def plan_append(self, added: Added) -> Change:
+        vectors = self._transform(added.vectors)
+        bias = self._norm_bias(self.inner.quantise(vectors))
+        return self.inner.plan_append(Added(vectors, added.offsets - bias, added.ids))
 
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
@@ -245,13 +226,12 @@ class PreTransformHandler(WrapperHandler):
     def _shift(self) -> np.ndarray | None:
         """The b of transforms x -> A x + b under inner product: float64 [d].
 
-        None under L2, if a transform is not of that form, and if b is 0.
+        None under L2, if one of them normalises what others have changed, and if b is
+        0.
         """
-        transforms = itertools.dropwhile(
-            lambda step: isinstance(step, faiss.NormalizationTransform),
-            self._transforms,
-        )
-        if self.euclidean or not all(isinstance(t, self.AFFINE) for t in transforms):
+        behind = self._transforms[1:]
+        normalises = any(isinstance(t, faiss.NormalizationTransform) for t in behind)
+        if self.euclidean or normalises:
             return None
         shift = self._transform(np.zeros((1, self.index.d)))[0].astype(np.float64)
         if not shift.any():
@@ -281,9 +261,10 @@ class PreTransformHandler(WrapperHandler):
         """
         vectors = inner
         for step in reversed(self._transforms):
-            vectors = np.ascontiguousarray(vectors, np.float32)
             try:
-                vectors = step.reverse_transform(vectors)
+                vectors = step.reverse_transform(
+                    np.ascontiguousarray(vectors, np.float32)
+                )
             except RuntimeError:
                 raise StoreError(
                     f"the {type(step).__name__} before this {name_of(self.index.index)} "
@@ -291,6 +272,28 @@ class PreTransformHandler(WrapperHandler):
                     "cannot be upgraded"
                 ) from None
         return vectors
+
+
+def extra_dimensions_of(
+    chain: Sequence[faiss.VectorTransform], euclidean: bool
+) -> ExtraDimensions | None:
+    """Return the extra dimensions that the last two transforms of a chain append.
+
+    None if it does not end in two that append constants and leave all else as it is.
+    """
+    match chain:
+        case [
+            *_,
+            faiss.RemapDimensionsTransform() as remap,
+            faiss.CenteringTransform() as centring,
+        ]:
+            d = remap.d_in
+            source = faiss.vector_to_array(remap.map)
+            mean = faiss.vector_to_array(centring.mean)
+            keeps = np.array_equal(source[:d], np.arange(d)) and not mean[:d].any()
+            if keeps and len(source) > d and (source[d:] < 0).all():
+                return ExtraDimensions(-mean[d:], euclidean)
+    return None
 
 
 class RefineHandler(WrapperHandler):
@@ -331,9 +334,8 @@ class RefineHandler(WrapperHandler):
         if spec.queries is not None:
             nearness = nearness_of(spec.queries, base_vectors, len(offsets))
         ids = self._base.labels()
-        base_lengths = lengths_in(self._base)
         refined_lengths = lengths_in(self.inner)[ids]
-        longer, cost = self._excess(base_lengths, refined_lengths, shrunk)
+        longer, cost = self._excess(lengths_in(self._base), refined_lengths, shrunk)
         base_offsets = shrunk**2 * offsets[ids] - nearness * longer + cost
         base_offsets = base_offsets.astype(np.float32)
         # A constant changes no ranking, but codes of few bits would spend them on it.
@@ -354,66 +356,44 @@ class RefineHandler(WrapperHandler):
         copy_settings(new, self.index)
         return new
 
-    def plan_append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> Callable[[], None]:
-        if ids is not None:
-            raise StoreError(
-                f"{name_of(self.index)} numbers its entries itself; add without ids"
-            )
-        base_offsets = self._base_offsets(vectors, offsets)
-        append_to_second = self.inner.plan_append(vectors, offsets, None)
-        append_to_base = self._base.plan_append(vectors, base_offsets, None)
+    def plan_append(self, added: Added) -> Change:
+        base_offsets = self._base_offsets(added.vectors, added.offsets)
+        return in_turn(
+            self.inner.plan_append(added),
+            self._base.plan_append(added._replace(offsets=base_offsets)),
+        )
 
-        def append() -> None:
-            append_to_second()
-            append_to_base()
-
-        return append
-
-    def require_removes(self, *, renumbered: bool = False) -> None:
-        for stage in (self._base, self.inner):
-            stage.require_removes(renumbered=True)
-
-    def remove(self, ids: np.ndarray, *, renumbered: bool = False) -> None:
-        """Remove `ids` and close up the others, whatever `renumbered` says: the second
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+        """Plan to close up the ids that stay, whatever `renumbered` says: the second
         stage finds entries by their row."""
-        for stage in (self._base, self.inner):
-            stage.remove(ids, renumbered=True)
-
-    def recount(self) -> int:
-        self._base.recount()
-        self.index.ntotal = self.inner.recount()
-        return self.index.ntotal
+        stages = (self._base, self.inner)
+        return in_turn(*[stage.plan_remove(ids, True) for stage in stages])
 
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of new `vectors` [n, d] with
         `offsets` [n].
 
-        The upgrade made each base offset a linear function of the refined offset and of
-        how much longer the base stage decodes the vector. Recover the coefficients by
-        least squares from a sample, then apply them to the new vectors.
+        The upgrade made each base offset, less the cost by L2, a linear function of the
+        refined offset and of how much longer the base stage decodes the vector. Recover
+        the coefficients by least squares from a sample, then apply them.
         """
         base_vectors, base_offsets, refined_vectors, refined_offsets = self._sample()
         if not len(base_vectors):
             return offsets
         shrunk = slope(refined_vectors, base_vectors)
-
-        def regressors(
-            base_vectors: np.ndarray, refined_vectors: np.ndarray, offsets: np.ndarray
-        ) -> tuple[np.ndarray, np.ndarray | float]:
-            """Return the matrix [n, 3] of the regression, and the cost by L2, whose
-            coefficient is known to be 1."""
-            base_lengths = np.linalg.norm(base_vectors, axis=1)
-            refined_lengths = np.linalg.norm(refined_vectors, axis=1)
-            longer, cost = self._excess(base_lengths, refined_lengths, shrunk)
-            return np.stack([offsets, longer, np.ones(len(offsets))], axis=1), cost
-
-        known, cost = regressors(base_vectors, refined_vectors, refined_offsets)
+        longer, cost = self._excess(
+            np.linalg.norm(base_vectors, axis=1),
+            np.linalg.norm(refined_vectors, axis=1),
+            shrunk,
+        )
+        known = np.stack([refined_offsets, longer, np.ones(len(longer))], axis=1)
         coefficients = np.linalg.lstsq(known, base_offsets - cost, rcond=1e-6)[0]
-        new_base_vectors = self._base.quantise(vectors)
-        new_refined_vectors = self.inner.quantise(vectors)
-        new, cost = regressors(new_base_vectors, new_refined_vectors, offsets)
+        longer, cost = self._excess(
+            np.linalg.norm(self._base.quantise(vectors), axis=1),
+            np.linalg.norm(self.inner.quantise(vectors), axis=1),
+            shrunk,
+        )
+        new = np.stack([offsets, longer, np.ones(len(longer))], axis=1)
         return (new @ coefficients + cost).astype(np.float32)
 
     def _excess(
