@@ -1,57 +1,63 @@
-"""How an operation of a corrected client is written once and driven by both clients: as httpx drives an `auth_flow`.
+"""Operations of a corrected client, written once and driven by both clients.
 
-An operation is a generator that yields each `Call` that it wants made, and is sent the answer, or thrown the error.
+An operation is a generator, as an `auth_flow` of httpx. It yields each `Call` that it
+wants made, and is sent the answer, or thrown the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Generator
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 Answer = TypeVar("Answer")
 
 
-class Call(functools.partial[Any]):
+class Call(partial[Any]):
     """A call of a method of the plain client, with its arguments."""
 
 
 class Computing(Call):
-    """A call of a function that asks no server: for the async client a thread makes it."""
+    """A call that asks no server: for the async client a thread makes it."""
 
 
 Operation: TypeAlias = Generator[Call, Any, Answer]
-"""What makes an `Answer` of what its calls return."""
+"""Makes an `Answer` of what its calls return."""
 
 
-async def run_async(operation: Operation[Answer], in_thread: bool = True) -> Answer:
-    """What `operation` returns, driven by an async client; a thread computes if `in_thread`."""
+async def run_async(operation: Operation[Answer], threads: bool = True) -> Answer:
+    """Drive `operation` with an async client, and return what it returns.
+
+    threads: A thread makes each call that is `Computing`.
+    """
+    resume = partial(operation.send, None)
     try:
-        call = next(operation)
         while True:
+            call = resume()
             try:
-                answer = (
-                    await asyncio.to_thread(call)
-                    if in_thread and isinstance(call, Computing)
-                    else call()
-                )
-                answer = await answer if inspect.isawaitable(answer) else answer
+                if threads and isinstance(call, Computing):
+                    answer = await asyncio.to_thread(call)
+                else:
+                    answer = call()
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                resume = partial(operation.send, answer)
             except Exception as error:
-                call = operation.throw(error)
-            else:
-                call = operation.send(answer)
+                resume = partial(operation.throw, error)
     except StopIteration as done:
-        returned: Answer = done.value
-        return returned
+        return done.value  # type: ignore[no-any-return]
 
 
 def run(operation: Operation[Answer]) -> Answer:
-    """What `operation` returns, driven by a sync client, or by an async one in local mode: nothing is waited for."""
+    """Drive `operation` with a sync client, or an async one in local mode.
+
+    Neither ever waits, and a coroutine that never waits ends with its first step.
+    """
+    coroutine = run_async(operation, threads=False)
     try:
-        run_async(operation, in_thread=False).send(None)
+        coroutine.send(None)
     except StopIteration as done:
-        returned: Answer = done.value
-        return returned
+        return done.value  # type: ignore[no-any-return]
     raise RuntimeError("an operation that was to run at once has waited")
