@@ -25,6 +25,7 @@ from hubplugin.validation import (
 )
 from tests.core import formulas
 from tests.galleries import flat_index, unit
+from tests.refusals import refused
 
 N, D, PAIRS = 600, 16, 400
 
@@ -385,20 +386,19 @@ def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(pairs
         hubplugin.Bank(queries, rng.permutation(answers)),
         hubplugin.Bank(queries @ turned, answers),
     ):
-        with pytest.raises(
+        with refused(
             hubplugin.CorrectionRefused,
-            match=r"the answers of the bank do not belong to its queries: \d\d% of",
-        ) as error:
+            r"the answers of the bank do not belong to its queries: \d\d% of",
+        ):
             hubplugin.fit(targets, bank, learn=True)
-        assert "\n" not in str(error.value)
 
 
 def test_a_pair_that_is_there_twice_counts_once(pairs):
     targets, queries, answers = pairs
     bank = hubplugin.Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
-    with pytest.raises(
+    with refused(
         InputError,
-        match=r"the bank has 49 different pairs of 49 targets; learn=True needs 50",
+        r"the bank has 49 different pairs of 49 targets; learn=True needs 50",
     ):
         hubplugin.fit(targets, bank, learn=True)
     repeated = hubplugin.Bank(
@@ -426,11 +426,10 @@ def test_what_cannot_learn_is_refused_in_one_line(pairs):
             "learn": hubplugin.Bank(queries, queries)
         },
     }.items():
-        with pytest.raises(InputError, match=re.escape(expected)) as error:
+        with refused(InputError, re.escape(expected)):
             hubplugin.fit(
                 **({"targets": targets, "bank": bank, "learn": True} | arguments)
             )
-        assert "\n" not in str(error.value)
 
 
 def test_a_file_has_the_map(pairs, tmp_path):
@@ -465,7 +464,7 @@ def test_a_judged_bank_that_cannot_choose_is_refused(pairs):
         ),
         ("pass learn=True", bank, {"learn": False}),
     ):
-        with pytest.raises(InputError, match=expected.replace("(", r"\(")):
+        with refused(InputError, expected.replace("(", r"\(")):
             hubplugin.fit(
                 **(
                     {"targets": targets, "bank": bank, "judged": judged, "learn": True}
@@ -565,9 +564,9 @@ def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(pairs, rn
     targets, queries, answers = pairs
     elsewhere = unit(queries[200:] + 3 * unit(rng.normal(size=(1, D))))
     titles = hubplugin.Bank(queries[:200], answers[:200])
-    with pytest.raises(
+    with refused(
         CorrectionRefused,
-        match=r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest",
+        r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest",
     ):
         hubplugin.fit(targets, elsewhere, learn=titles)
     judged = hubplugin.Bank(elsewhere[:100], answers[200:300])
@@ -581,9 +580,9 @@ def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_ch
     titles = hubplugin.Bank(
         unit(targets[:200] + 0.1 * rng.normal(size=(200, D))), np.arange(200)
     )
-    with pytest.raises(
+    with refused(
         CorrectionRefused,
-        match=r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)",
+        r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)",
     ):
         hubplugin.fit(targets, queries, learn=titles)
     assert not banks_of(targets, hubplugin.Bank(queries, answers), titles).unasked
@@ -592,8 +591,8 @@ def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_ch
 def test_wrong_answers_are_refused_beside_titles_too(pairs, rng):
     targets, queries, answers = pairs
     titles = hubplugin.Bank(queries[:200], answers[:200])
-    with pytest.raises(
-        CorrectionRefused, match="the answers of the bank do not belong to its queries"
+    with refused(
+        CorrectionRefused, "the answers of the bank do not belong to its queries"
     ):
         hubplugin.fit(
             targets,

@@ -10,6 +10,7 @@ import pytest
 import hubplugin
 from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
+from tests.refusals import refused
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -91,7 +92,7 @@ def test_a_model_file_of_another_format_is_refused_by_version(format, fitted, tm
 
 def test_texts_that_are_no_model_are_refused_in_one_line():
     for texts in (["%"], ["a"], [], [7]):
-        with pytest.raises(ModelFileError, match=r"^photos is damaged"):
+        with refused(ModelFileError, r"^photos is damaged"):
             hubplugin.OffsetModel.from_texts(texts, "photos")
 
 
@@ -136,13 +137,13 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
     assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ModelFileError, match="no regular file"):
+    with refused(ModelFileError, "no regular file"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):
-        with pytest.raises(ModelFileError, match="cannot write"):
+        with refused(ModelFileError, "cannot write"):
             model.save(tmp_path / name)
-        with pytest.raises(ModelFileError, match="cannot read"):
+        with refused(ModelFileError, "cannot read"):
             hubplugin.load(tmp_path / name)
 
 

@@ -30,6 +30,7 @@ from hubplugin.store import Store
 from hubplugin_faiss import read_index
 from tests.faiss.cases import draw, filled, grow, written
 from tests.faiss.cases import stored as stored_in
+from tests.refusals import refused
 
 RNG = np.random.default_rng(7)
 BANK, GALLERY = draw(RNG, 200, 900, at=0.3)
@@ -92,9 +93,8 @@ def test_nothing_else_writes_while_a_run_does(corrected, what):
     store = opened(corrected)
     with opened(corrected).begin(fitted("dn")):
         before = corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))
-        with pytest.raises(
-            StoreError,
-            match="is being written by another run; nothing was changed",
+        with refused(
+            StoreError, "is being written by another run; nothing was changed"
         ):
             WRITERS[what](store)
         assert (corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))) == before
@@ -135,7 +135,7 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(
     grow(corrected, BANK[:1])  # so that a refresh has something to do
     before, store = lying_in(corrected.parent), opened(corrected)
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
-    with pytest.raises(StoreError, match=needed), full_disk(size):
+    with refused(StoreError, needed), full_disk(size):
         WRITERS[what](store)
     assert lying_in(corrected.parent) == before
 
@@ -236,9 +236,8 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
     Path(f"{corrected}.hub/manifest.json").write_text(content)
     before = lying_in(corrected.parent)
     for use in (refresh, lambda store: apply(store, fitted("is"))):
-        with pytest.raises(
-            StoreError,
-            match=r"manifest\.json' has a manifest .*hubplugin remove faiss:",
+        with refused(
+            StoreError, r"manifest\.json' has a manifest .*hubplugin remove faiss:"
         ):
             use(opened(corrected))
     assert lying_in(corrected.parent) == before
@@ -250,7 +249,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
 
 def test_a_run_that_is_refused_leaves_no_folder(photos):
     faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
-    with pytest.raises(HubpluginError, match="is empty"):
+    with refused(HubpluginError, "is empty"):
         opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]
 
@@ -285,14 +284,14 @@ def test_what_another_program_writes_while_a_run_reads_or_fits_stays(corrected, 
 
     compute = hubplugin.Compute(progress=replace)
     if what in ("apply", "refit"):
-        with pytest.raises(StoreError, match="it stays as that program left"):
+        with refused(StoreError, "it stays as that program left"):
             hubplugin.apply(store, BANK, **FIT, compute=compute)
     else:
         with store.begin(fitted("is")) as writing:
             for batch in writing.scan():
                 writing.write(batch, fitted("is").offsets(batch.vectors))
             replace()
-            with pytest.raises(StoreError, match="it stays as that program"):
+            with refused(StoreError, "it stays as that program"):
                 writing.activate()
     assert corrected.read_bytes() == content
     WRITERS["model"](store)  # run again, it finds what is there
@@ -326,7 +325,7 @@ def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(
     else:
         fitted("dn").save(model)
     for use in (read_index, lambda path: refresh(opened(path))):
-        with pytest.raises(StoreError, match=f"remove faiss:{corrected}"):
+        with refused(StoreError, f"remove faiss:{corrected}"):
             use(corrected)
     hubplugin.remove(opened(corrected))
     assert corrected.read_bytes() == raw

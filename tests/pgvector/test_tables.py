@@ -11,6 +11,7 @@ import hubplugin
 import hubplugin_pgvector.store
 from hubplugin.errors import StoreError
 from tests.core.formulas import similarity
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -221,9 +222,8 @@ def test_what_can_carry_no_offsets_is_refused_in_one_line(what, database):
     options = {
         name: value for name, value in {"metric": "dot", **options}.items() if value
     }
-    with pytest.raises(StoreError, match=line) as caught:
+    with refused(StoreError, line):
         database.open(**options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ def test_the_way_out_that_a_refusal_names_is_one(kind, dim, index, database):
 def test_a_column_of_the_users_own_is_not_written_over(database):
     database.create(queries(), "hub_offset text")
     before, store = database.dump(), database.open(metric="dot")
-    with pytest.raises(
+    with refused(
         StoreError,
-        match=r"the column hub_offset holds something of yours.*; rename it, or drop it",
+        r"the column hub_offset holds something of yours.*; rename it, or drop it",
     ):
         hubplugin.apply(store, queries(), "is", force=True)
     assert database.dump() == before
@@ -318,7 +318,7 @@ def test_a_column_of_titles_is_read_as_pairs(database):
     assert sorted(zip(pairs.answers, pairs.queries, strict=True)) == [
         (n, f"photo {n}") for n in (0, 1, 2, 4)
     ]
-    with pytest.raises(StoreError, match="has no column 'headline'"):
+    with refused(StoreError, "has no column 'headline'"):
         hubplugin.Bank.from_field(
             database.open(metric="cosine"), "headline", "model:embed"
         )

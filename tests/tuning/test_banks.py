@@ -14,6 +14,7 @@ from hubplugin.metric import Metric
 from hubplugin.validation import sample_of
 from hubplugin.vectors import Sliceable
 from tests.galleries import flat_index
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -118,9 +119,8 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
     ],
 )
 def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, pairs, says):
-    with pytest.raises(hubplugin.InputError, match=says) as caught:
+    with refused(hubplugin.InputError, says):
         judge(GALLERY, Bank(QUERIES, answers, pairs=pairs))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -132,5 +132,5 @@ def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, pairs, say
     ],
 )
 def test_a_bank_or_gallery_that_cannot_be_tried_is_refused(queries, targets, says):
-    with pytest.raises(hubplugin.InputError, match=says):
+    with refused(hubplugin.InputError, says):
         judge(targets, Bank(queries))

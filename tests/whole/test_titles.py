@@ -10,6 +10,7 @@ from hubplugin.bank import bank as banks
 from hubplugin.cli import app
 from hubplugin.errors import InputError, StoreError
 from tests.galleries import flat_index, unit
+from tests.refusals import refused
 
 COUNT, DIM = 240, 384
 
@@ -125,7 +126,7 @@ def test_a_correction_learns_from_them(url, vectors):
 
 def test_a_field_that_nothing_has_is_named(url):
     line = "no target has a text in 'headline'; there are .*title"
-    with pytest.raises(InputError, match=line):
+    with refused(InputError, line):
         hubplugin.Bank.from_field(
             hubplugin.open_store(url), "headline", "titles_model:embed"
         )
@@ -155,22 +156,18 @@ def test_what_goes_wrong_is_one_line(url, arguments, said):
 
 
 def test_what_is_no_store_or_has_no_model_is_refused(url, vectors):
-    with pytest.raises(
+    with refused(
         InputError,
-        match=r"expected a store, got ndarray; open one: hubplugin.open_store\(URL\)",
+        r"expected a store, got ndarray; open one: hubplugin.open_store\(URL\)",
     ):
         hubplugin.Bank.from_field(vectors[0], "title", "titles_model:embed")
-    with pytest.raises(
-        InputError, match="need the model that embeds queries: pass embed="
-    ):
+    with refused(InputError, "need the model that embeds queries: pass embed="):
         hubplugin.Bank.from_field(hubplugin.open_store(url), "title", None)
 
 
 def test_an_index_file_has_no_fields(vectors, tmp_path):
     store = hubplugin.open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
-    with pytest.raises(
-        StoreError, match="its targets are vectors alone, without a field 'title'"
-    ):
+    with refused(StoreError, "its targets are vectors alone, without a field 'title'"):
         hubplugin.Bank.from_field(store, "title", "titles_model:embed")
 
 
@@ -179,9 +176,9 @@ def test_what_becomes_of_the_map_is_said(url, vectors):
     store = hubplugin.open_store(url)
     pairs = hubplugin.Bank.from_field(store, "title", "titles_model:embed")
     hubplugin.apply(store, queries, learn=pairs)
-    with pytest.raises(
+    with refused(
         InputError,
-        match=r"nothing here teaches a new one: pass answers=, the pairs again .* or learn=False",
+        r"nothing here teaches a new one: pass answers=, the pairs again .* or learn=False",
     ):
         hubplugin.refit(store, queries[:200])
     hubplugin.refit(store, queries[:200], learn=False, force=True)
