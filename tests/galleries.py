@@ -1,18 +1,16 @@
 """Galleries as many tests need them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
+def unit(rows):
     """`rows` [n, d] at length 1, as float32."""
     rows = np.asarray(rows, np.float64)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def flat_index(file: Path, vectors: np.ndarray, ids: np.ndarray | None = None) -> str:
+def flat_index(file, vectors, ids=None):
     """Writes `vectors` as an index that is searched exactly by inner product, under `ids` if given; returns its URL."""
     faiss = pytest.importorskip(
         "faiss", reason="needs faiss-cpu: pip install '.[faiss]'"

@@ -118,7 +118,7 @@ def sets(rng):
     return [rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)]
 
 
-def with_zeros(vectors: np.ndarray, rows: list[int]) -> np.ndarray:
+def with_zeros(vectors, rows):
     """`vectors` with zero vectors that then lie in `rows`."""
     found = np.zeros((len(vectors) + len(rows), *vectors.shape[1:]), np.float32)
     found[np.delete(np.arange(len(found)), rows)] = vectors

@@ -26,7 +26,7 @@ def fitted(rng):
     return fit
 
 
-def with_header(content: bytes, change) -> bytes:
+def with_header(content, change):
     length = struct.unpack("<Q", content[:8])[0]
     outer = json.loads(content[8 : 8 + length])
     header = json.loads(outer["__metadata__"]["hubplugin"])

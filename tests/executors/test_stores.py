@@ -48,19 +48,19 @@ def collection(monkeypatch, gallery):
         *(str(uuid.UUID(bytes=dice.bytes(16))) for _ in range(450)),
     ]
 
-    def made(name: str) -> QdrantStore:
+    def made(name):
         client.create_collection(name, COSINE)
         client.upsert(name, models.Batch(ids=ids, vectors=vectors))
         return opened(f"qdrant://here/{name}")
 
-    def opened(url: str) -> QdrantStore:
+    def opened(url):
         return QdrantStore(client, url.rpartition("/")[2], url=url)
 
     monkeypatch.setattr("hubplugin_qdrant.places._open", opened)
     return made
 
 
-def offsets_of(store) -> dict[int | str, float]:
+def offsets_of(store):
     offsets = {}
     for batch in store.scan():
         offsets.update(zip(batch.ids, batch.offsets.tolist(), strict=True))

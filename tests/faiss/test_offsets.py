@@ -24,7 +24,7 @@ shapes = st.sampled_from(
 sizes = st.sampled_from([1e-9, 1e-4, 0.2, 30.0, 1e6])
 
 
-def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.ndarray:
+def offsets_of(shape, size, n, rng):
     values = {
         "spread": rng.uniform(-1, 1, n),
         "constant": np.full(n, 0.7),

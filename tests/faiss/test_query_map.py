@@ -9,7 +9,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin import OffsetModel
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
 from hubplugin_faiss import add, downgrade, upgrade
@@ -21,7 +20,7 @@ D, K = 24, 10
 pytestmark = pytest.mark.filterwarnings("ignore:recall@10")  # of random banks
 
 
-def model_of(vectors: np.ndarray, rng: np.random.Generator) -> OffsetModel:
+def model_of(vectors, rng):
     """A model with a map that is far from a rotation."""
     (bank,) = cases.draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
@@ -29,9 +28,7 @@ def model_of(vectors: np.ndarray, rng: np.random.Generator) -> OffsetModel:
     return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
 
 
-def expected(
-    model: OffsetModel, queries: np.ndarray, vectors: np.ndarray
-) -> np.ndarray:
+def expected(model, queries, vectors):
     q = queries.astype(np.float64)
     mapped = q + q @ model.query_map.step.T.astype(np.float64)
     return mapped @ vectors.T + model.offsets(vectors)

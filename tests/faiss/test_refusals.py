@@ -19,36 +19,36 @@ from tests.faiss.cases import IP, L2
 OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
 
 
-def flat(metric: int = IP, vectors: np.ndarray = X) -> faiss.Index:
+def flat(metric=IP, vectors=X):
     return cases.filled("Flat", vectors, metric)
 
 
-def with_ids(index: faiss.Index) -> faiss.Index:
+def with_ids(index):
     index.train(X)
     index.add_with_ids(X, 7 * np.arange(50))
     return index
 
 
-def taken_as_bytes() -> faiss.Index:
+def taken_as_bytes():
     index = faiss.IndexScalarQuantizer(8, faiss.ScalarQuantizer.QT_8bit_direct, IP)
     index.add(np.round(100 * np.abs(X)))
     return index
 
 
-def without_order() -> faiss.Index:
+def without_order():
     """An index from which Faiss itself has removed entries, and mixed up the ids."""
     index = with_ids(faiss.index_factory(8, "IDMap,IVF4,Flat"))
     index.remove_ids(np.arange(0, 70, 7))
     return index
 
 
-def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
+def fitted(metric, d=8):
     rng = np.random.default_rng(2)
     targets, bank = rng.normal(size=(40, d)), rng.normal(size=(30, d))
     return fit(targets, bank, "nnn", metric=metric, k=3)
 
 
-def with_nan() -> np.ndarray:
+def with_nan():
     return np.where(np.arange(50) == 3, np.nan, OFFSETS)
 
 

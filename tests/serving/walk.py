@@ -21,7 +21,7 @@ from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, open_store
 COSINE = models.VectorParams(size=16, distance=models.Distance.COSINE)
 
 
-def correct(plain: QdrantClient, name: str, folder: Path, storage: str) -> list[int]:
+def correct(plain, name, folder, storage):
     """Make a corrected collection; return the best five targets of the first query."""
     gallery = np.load(folder / "gallery.npy")
     plain.create_collection(name, {"image": COSINE})
@@ -34,14 +34,14 @@ def correct(plain: QdrantClient, name: str, folder: Path, storage: str) -> list[
     return np.argsort(-scores)[:5].tolist()
 
 
-def find(plain: QdrantClient, name: str, folder: Path) -> list[int]:
+def find(plain, name, folder):
     query = np.load(folder / "queries.npy")[0]
     client = HubQdrantClient.wrap(plain)
     found = client.query_points(name, query, using="image", limit=5)
     return [point.id for point in found.points]
 
 
-def serve(plain: QdrantClient, folder: Path) -> None:
+def serve(plain, folder):
     for storage in ("payload", "vector"):
         expected = correct(plain, storage, folder, storage)
         assert find(plain, storage, folder) == expected
@@ -51,7 +51,7 @@ def serve(plain: QdrantClient, folder: Path) -> None:
     gallery = np.load(folder / "gallery.npy")
     client.upload_collection("payload", {"image": gallery}, ids=range(1000, 1200))
 
-    async def search() -> None:
+    async def search():
         client = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"))
         await client.create_collection("plain", COSINE)
         await client.query_points("plain", [1.0] * 16)
@@ -59,7 +59,7 @@ def serve(plain: QdrantClient, folder: Path) -> None:
     asyncio.run(search())
 
 
-def keep(plain: QdrantClient, folder: Path) -> None:
+def keep(plain, folder):
     queries = np.load(folder / "queries.npy")
     gallery = np.load(folder / "gallery.npy")
     expected = correct(plain, "photos", folder, "payload")

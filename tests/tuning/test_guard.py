@@ -13,7 +13,6 @@ from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
-from hubplugin.store import Store
 from hubplugin.validation import Figures, Margins
 from tests.galleries import flat_index, unit
 
@@ -321,7 +320,7 @@ def test_a_rise_of_skewness_is_a_note_and_no_objection(gallery, queries, documen
 
 
 @pytest.fixture
-def store(gallery, tmp_path) -> Store:
+def store(gallery, tmp_path):
     return open_store(flat_index(tmp_path / "photos.faiss", unit(gallery[:500])))
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import hubplugin
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
-from hubplugin.store import Store
-from tests.keepers import DIM, KEEPERS, Keeper
+from tests.keepers import DIM, KEEPERS
 
 COUNT, CHANGED = 600, 100
 AFTER = {
@@ -25,7 +24,7 @@ AFTER = {
 """By what searches rank behind each job; before it they rank by nnn, or in part for a refresh."""
 
 
-def draw(seed: int, count: int) -> np.ndarray:
+def draw(seed, count):
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(6, DIM))
     vectors = centres[rng.integers(6, size=count)] + rng.normal(size=(count, DIM))
@@ -33,17 +32,17 @@ def draw(seed: int, count: int) -> np.ndarray:
     return (vectors / lengths).astype(np.float32)
 
 
-def make(keeper: Keeper) -> str:
+def make(keeper):
     keeper.create()
     put(keeper, draw(1, COUNT))
     return "made"
 
 
-def put(keeper: Keeper, vectors: np.ndarray) -> None:
+def put(keeper, vectors):
     keeper.put([keeper.key(number) for number in range(len(vectors))], vectors)
 
 
-def renew(keeper: Keeper) -> str:
+def renew(keeper):
     """Correct by nnn, and keep is behind it."""
     store = keeper.open()
     hubplugin.remove(store)
@@ -54,18 +53,18 @@ def renew(keeper: Keeper) -> str:
     return f"left {left}"
 
 
-def change(keeper: Keeper) -> str:
+def change(keeper):
     """Change vectors past hubplugin."""
     put(keeper, draw(2, CHANGED))
     return "changed"
 
 
-def write_by(method: str, store: Store) -> None:
+def write_by(method, store):
     model = hubplugin.fit(draw(1, COUNT), draw(3, 200), method)
     write(store, model, force=True)
 
 
-def do(job: str, keeper: Keeper) -> str:
+def do(job, keeper):
     store = keeper.open()
     if job == "apply":
         write_by("csls", store)
@@ -76,7 +75,7 @@ def do(job: str, keeper: Keeper) -> str:
     return job
 
 
-def finish(job: str, keeper: Keeper) -> str:
+def finish(job, keeper):
     """Run `job` again, or bring up to date what it has done."""
     state, wrong = look(keeper).split()
     if state == "raw":
@@ -86,7 +85,7 @@ def finish(job: str, keeper: Keeper) -> str:
     return do("refresh", keeper)
 
 
-def look(keeper: Keeper) -> str:
+def look(keeper):
     """Return by what searches rank, and how many offsets are not those of the model.
 
     The ranking is compared with the stored offsets, in float64.

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import faiss
 import numpy as np
 import pytest
 
@@ -10,19 +9,16 @@ import hubplugin
 from hubplugin.jobs.correct import Fit
 from hubplugin.measures.hubness import largest_by_chance
 from hubplugin.measures.significance import Figure, Side
-from tests.galleries import unit
+from tests.galleries import flat_index, unit
 
 
 @pytest.mark.slow
 def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     rng = np.random.default_rng(0)
-    index = faiss.IndexFlatIP(4)
-    index.add(unit(rng.normal(size=(20_000, 4))))
+    path = tmp_path / "sound.faiss"
+    store = hubplugin.open_store(flat_index(path, unit(rng.normal(size=(20_000, 4)))))
     queries = rng.normal(size=(1_000, 4)).astype(np.float32)
     queries[:, 0] += 1 / 3
-    path = tmp_path / "sound.faiss"
-    faiss.write_index(index, str(path))
-    store = hubplugin.open_store(f"faiss:{path}")
     before = path.read_bytes()
     done = hubplugin.apply(store, queries)
     assert (done.sound, done.written) == (True, False)

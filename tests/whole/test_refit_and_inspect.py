@@ -101,14 +101,14 @@ def test_what_a_job_lacks_is_said_before_the_gallery_is_read(photos, bank):
     assert "no correction" in line
 
 
-def figures(skewness: float, recall: float | None = None) -> Figures:
+def figures(skewness, recall=None):
     right = None
     if recall is not None:
         right = Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
     return Figures("none", {}, 100, skewness, 0.1, 0.1, 0.1, right)
 
 
-def versus(old: Figures, new: Figures, gain=None, error=None) -> OldVersusNew:
+def versus(old, new, gain=None, error=None):
     return OldVersusNew(figures(2), old, new, gain, error)
 
 
@@ -194,7 +194,7 @@ def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     assert with_fit.fingerprint == model.fingerprint
 
 
-def hubs(*corrected: int) -> list[Hub]:
+def hubs(*corrected):
     """Targets 7, 8 and so on, found by so many queries in a corrected search."""
     return [
         Hub(row, str(row), {"raw": 1, "corrected": count})
