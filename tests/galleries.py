@@ -23,3 +23,7 @@ def flat_index(file, vectors, ids=None):
         index.add_with_ids(vectors, ids)
     faiss.write_index(index, str(file))
     return f"faiss:{file}"
+
+
+def assert_near(found, expected, atol=1e-5):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)

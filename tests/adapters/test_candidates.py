@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-import hubplugin
+from hubplugin import (
+    Bank,
+    HubpluginError,
+    Recorder,
+    StoreError,
+    apply,
+    fit,
+    inspect,
+    open_store,
+    refresh,
+    remove,
+)
 from hubplugin.metric import Metric
 from tests.galleries import unit
 from tests.keepers import DIM, InChroma, InLanceDB
@@ -28,8 +39,8 @@ def gallery(request, tmp_path, rng):
     ids = [user.key(number) for number in range(COUNT)]
     user.put(ids, vectors)
     store = user.open()
-    model = hubplugin.fit(vectors, draw(rng, 100), "is")
-    hubplugin.apply(user.open(), model, force=True)
+    model = fit(vectors, draw(rng, 100), "is")
+    apply(user.open(), model, force=True)
     return user, store, model, dict(zip(ids, vectors, strict=True))
 
 
@@ -56,7 +67,7 @@ def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
     user.put(list(fresh), np.stack(list(fresh.values())))
     now = {key: vector for key, vector in vectors.items() if key not in gone} | fresh
     assert_ranked(store, now, model, draw(rng, 20), lacking=fresh)
-    hubplugin.refresh(store)
+    refresh(store)
     assert_ranked(store, now, model, draw(rng, 20))
 
 
@@ -66,14 +77,14 @@ def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled
     user, store, model, vectors = gallery
     user.delete(list(vectors))
     assert store.search(draw(rng, 2), 10).ids == [[], []]
-    report = hubplugin.inspect(user.open())
+    report = inspect(user.open())
     assert (report.count, report.missing, report.stale) == (0, 0, 0)
-    assert hubplugin.refresh(user.open()).scanned == 0
+    assert refresh(user.open()).scanned == 0
     user.put(list(vectors), np.stack(list(vectors.values())))
-    hubplugin.refresh(user.open())
+    refresh(user.open())
     assert_ranked(store, vectors, model, draw(rng, 10))
     user.delete(list(vectors))
-    hubplugin.remove(user.open())
+    remove(user.open())
     assert user.open().correction() is None
 
 
@@ -82,18 +93,18 @@ def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
 ):
     user, store, model, vectors = gallery
     queries, rows = draw(rng, 10), np.stack(list(vectors.values()))
-    newer = hubplugin.fit(rows, draw(rng, 80), "nnn")
+    newer = fit(rows, draw(rng, 80), "nnn")
     fetch, left = type(store).fetch, [newer]
 
     def replace_and_fetch(self, *args):
         if left:
-            hubplugin.apply(user.open(), left.pop(), force=True)
+            apply(user.open(), left.pop(), force=True)
         return fetch(self, *args)
 
     monkeypatch.setattr(type(store), "fetch", replace_and_fetch)
     assert_ranked(store, vectors, model, queries)  # the old, whole
     assert_ranked(store, vectors, newer, queries)
-    hubplugin.remove(user.open())
+    remove(user.open())
     assert store.search(queries, 10) == store.search(queries, 10, raw=True)
 
 
@@ -103,11 +114,11 @@ def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(
     _, store, _, _ = gallery
     folder = tmp_path / "queries"
     assert "?record=FOLDER behind the URL" in store.how_to_record
-    recorder = hubplugin.Recorder(folder)
+    recorder = Recorder(folder)
     recorder.add(draw(rng, 150))
     recorder.close()
-    named = hubplugin.open_store(f"{store.url}?record={folder}")
-    hubplugin.apply(named, hubplugin.Bank(), force=True)
+    named = open_store(f"{store.url}?record={folder}")
+    apply(named, Bank(), force=True)
     assert len(store.correction().model.terms[0].bank) == 150
 
 
@@ -120,9 +131,9 @@ def test_what_somebody_else_has_under_our_name_is_kept_and_told(tmp_path, rng):
         user.put(ids, vectors)
         user.create(theirs)
         store = user.open()
-        with refused(hubplugin.StoreError, f"{theirs} holds something of yours"):
-            hubplugin.apply(store, vectors, "is", force=True)
-        hubplugin.remove(store)
+        with refused(StoreError, f"{theirs} holds something of yours"):
+            apply(store, vectors, "is", force=True)
+        remove(store)
         assert [row[0] for row in store.search(vectors, 1).ids] == ids
         assert len(user.left()) == 1
 
@@ -131,7 +142,7 @@ def test_a_field_is_read_and_a_misspelt_one_lists_those_there_are(gallery, rng):
     user, store, _, vectors = gallery
     key = next(iter(vectors))
     user.entitle(key, "sea")
-    pairs = hubplugin.Bank.from_field(store, "title", "module:embed")
+    pairs = Bank.from_field(store, "title", "module:embed")
     assert (*pairs.queries, *pairs.answers) == ("sea", key)
-    with refused(hubplugin.HubpluginError, r"there are .*title"):
-        hubplugin.Bank.from_field(store, "titel", "module:embed")
+    with refused(HubpluginError, r"there are .*title"):
+        Bank.from_field(store, "titel", "module:embed")

@@ -30,20 +30,13 @@ def test_what_is_no_store_url_is_answered_with_the_list_of_those_there_are(paste
 @pytest.mark.parametrize(
     ("needs", "url"),
     [
-        *(
-            ("psycopg", f"postgresql://me@127.0.0.1:1/db?{name}=secret&table=t")
-            for name in ("PASSWORD", "passwd")
-        ),
-        *(
-            ("psycopg", f"postgresql://me{colon}secret@127.0.0.1:1/db?table=t")
-            for colon in (":", "%3A")
-        ),
         ("faiss", "faiss:FOLDER/p.faiss?password=secret"),
         ("chromadb", "chroma:FOLDER/photos?PASSWORD=secret"),
         ("chromadb", "chroma://me%3Asecret@127.0.0.1:1/photos"),
         ("lancedb", "lancedb:FOLDER/photos?api_key=secret"),
         ("lancedb", "lancedb:s3://me:secret@bucket/photos"),
         ("qdrant_client", "qdrant://127.0.0.1:1/photos?API_KEY=secret"),
+        ("qdrant_client", "qdrant://user:secret@127.0.0.1:1/photos"),
         ("qdrant_client", "qdrant-local:FOLDER/photos?apikey=secret"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 import hubplugin
 from hubplugin_chroma import HubCollection, open_store
+from tests.galleries import assert_near
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +94,8 @@ def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
         order, distances = rank(store, vectors, vectors[row])
         assert found["ids"][row] == names(order[:5])
         assert found["documents"][row] == found["ids"][row]
-        np.testing.assert_allclose(found["distances"][row], distances[:5], atol=1e-5)
-        np.testing.assert_allclose(
-            found["embeddings"][row], vectors[order[:5]], atol=1e-6
-        )
+        assert_near(found["distances"][row], distances[:5])
+        assert_near(found["embeddings"][row], vectors[order[:5]], 1e-6)
     assert found["uris"] is None
     assert (
         collection.query(query_embeddings=vectors[0], n_results=5, include=[])[

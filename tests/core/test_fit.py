@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-import hubplugin
-from hubplugin import Compute
+from hubplugin import Bank, Compute, InputError, fit, load
 
 X = np.eye(4, dtype=np.float32)
 
 
 def refusal(call, **arguments):
-    with pytest.raises(hubplugin.InputError) as caught:
+    with pytest.raises(InputError) as caught:
         call(**arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -55,7 +54,7 @@ def refusal(call, **arguments):
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     given = {"targets": None, "bank": X, **arguments}
-    assert says in refusal(hubplugin.fit, **given)
+    assert says in refusal(fit, **given)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +73,16 @@ def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):
 
 
 def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
-    described = repr(hubplugin.fit(None, X, "is", tau=0.04419417382415922))
+    described = repr(fit(None, X, "is", tau=0.04419417382415922))
     assert "is(tau=0.04419), cosine, bank (4, 4)" in described
-    assert "dn(lam=0.5), cosine, bank (1, 4)" in repr(hubplugin.fit(None, X, "dn"))
+    assert "dn(lam=0.5), cosine, bank (1, 4)" in repr(fit(None, X, "dn"))
 
 
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
     bank, targets = (rng.normal(size=(rows, 6)) for rows in (20, 30))
-    late = hubplugin.fit(None, bank, "is")
+    late = fit(None, bank, "is")
     assert late.gallery is None
-    expected = hubplugin.fit(targets, bank, "is").offsets(targets)
+    expected = fit(targets, bank, "is").offsets(targets)
     found = late.centre_on(targets).offsets(targets)
     np.testing.assert_array_equal(found, expected)
 
@@ -92,7 +91,7 @@ def test_progress_counts_up_to_the_whole(rng):
     seen = []
     bank, targets = (rng.normal(size=(rows, 6)) for rows in (20, 30))
     compute = Compute(progress=lambda *step: seen.append(step))
-    hubplugin.fit(targets, bank, "sn", iterations=3, compute=compute)
+    fit(targets, bank, "sn", iterations=3, compute=compute)
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",
@@ -108,8 +107,8 @@ def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warni
 ):
     np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    hubplugin.fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
-    assert hubplugin.load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
+    fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
+    assert load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
 
 
 @pytest.fixture
@@ -126,22 +125,22 @@ def with_zeros(vectors, rows):
 
 
 def prepared(queries, answers=None, **more):
-    return hubplugin.Bank(queries, answers, **more).prepare("cosine", Compute())
+    return Bank(queries, answers, **more).prepare("cosine", Compute())
 
 
 def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     gallery, bank = sets
     rows = [0, 7, 301]
-    expected = hubplugin.fit(gallery, bank)
+    expected = fit(gallery, bank)
     more = with_zeros(gallery, rows)
     said = "targets: 3 zero vectors are left out, and keep the offset 0"
     with pytest.warns(UserWarning, match=said):
-        model = hubplugin.fit(more, with_zeros(bank, [5]))
+        model = fit(more, with_zeros(bank, [5]))
     assert model.gallery == expected.gallery
     offsets = with_zeros(expected.offsets(gallery), rows)
     np.testing.assert_allclose(model.offsets(more), offsets)
     assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
-    said = refusal(hubplugin.fit, targets=np.zeros((4, 8)), bank=bank)
+    said = refusal(fit, targets=np.zeros((4, 8)), bank=bank)
     assert "targets: all 4 rows are zero vectors" in said
 
 

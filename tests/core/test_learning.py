@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import learning
+from hubplugin import Bank, apply, learning
 from hubplugin.bank import PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError
@@ -23,7 +23,7 @@ from hubplugin.validation import (
     uncorrected,
 )
 from tests.core import formulas
-from tests.galleries import flat_index, unit
+from tests.galleries import assert_near, flat_index, unit
 from tests.refusals import refused
 
 N, D, PAIRS = 600, 16, 400
@@ -56,17 +56,17 @@ def answers(pairs):
 
 @pytest.fixture
 def log(queries, answers):
-    return hubplugin.Bank(queries, answers)
+    return Bank(queries, answers)
 
 
 @pytest.fixture
 def titles(queries, answers):
     """The first half of the pairs, one for a target."""
-    return hubplugin.Bank(queries[:200], answers[:200])
+    return Bank(queries[:200], answers[:200])
 
 
 def prepared(targets, *given, **pairs):
-    bank = hubplugin.Bank(*given, **pairs).prepare("cosine", Compute("cpu"))
+    bank = Bank(*given, **pairs).prepare("cosine", Compute("cpu"))
     return bank.against(targets)
 
 
@@ -78,10 +78,6 @@ def teachers_of(targets, log, learn=True, judged=None):
 def banks_of(targets, *banks):
     """Return what banks teach, given as for `teachers_of`."""
     return learning.learn_query_map(METHODS["blend"](), teachers_of(targets, *banks))
-
-
-def assert_near(found, expected, atol=1e-5):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("apart_from", learning.STEPS)
@@ -313,7 +309,7 @@ def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(targets, title
 def test_titles_that_mislead_do_not_teach_beside_clicks(targets, log, rng):
     other_turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
     wrong = unit(targets @ other_turn + 0.1 * rng.normal(size=(N, D)))
-    lesson = banks_of(targets, log, hubplugin.Bank(wrong, np.arange(N)))
+    lesson = banks_of(targets, log, Bank(wrong, np.arange(N)))
     found = lesson.model.query_map
     assert found.pairs == PAIRS
     clicks_alone = hubplugin.fit(targets, log, learn=True)
@@ -326,7 +322,7 @@ def test_clicks_that_disagree_with_the_raw_search_are_said_to(
 ):
     some = rng.random(PAIRS) < share
     answers[some] = rng.permutation(answers[some])
-    notes = banks_of(targets, hubplugin.Bank(queries, answers)).notes
+    notes = banks_of(targets, Bank(queries, answers)).notes
     assert any("nearer to another's answer" in note for note in notes) is bool(share)
 
 
@@ -337,8 +333,8 @@ def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(
     store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
     harmful = {"strength": 60.0}  # so that offsets are far wider than similarities
     with pytest.raises(CorrectionRefused):
-        hubplugin.apply(store, log, **harmful)
-    result = hubplugin.apply(store, log, learn=True, **harmful)
+        apply(store, log, **harmful)
+    result = apply(store, log, learn=True, **harmful)
     assert result.trial.right.after > result.trial.right.before
     assert result.model.query_map is not None
     assert any("without offsets" in note for note in result.notes)
@@ -358,8 +354,8 @@ def test_pairs_of_another_gallery_or_another_model_are_refused(
     targets, queries, answers, titles, rng
 ):
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
-    wrong = hubplugin.Bank(queries, rng.permutation(answers))
-    others = hubplugin.Bank(queries @ turned, answers)
+    wrong = Bank(queries, rng.permutation(answers))
+    others = Bank(queries @ turned, answers)
     said = r"the answers of the bank do not belong to its queries: \d\d% of"
     for bank, learn in ((wrong, True), (others, True), (wrong, titles)):
         with refused(CorrectionRefused, said):
@@ -368,15 +364,15 @@ def test_pairs_of_another_gallery_or_another_model_are_refused(
 
 def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
     rows = np.r_[:PAIRS, :9]
-    repeated = hubplugin.Bank(queries[rows], answers[rows])
+    repeated = Bank(queries[rows], answers[rows])
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
 REFUSED = {
     "pass a Bank with answers=": lambda q, a: {"bank": q},
-    "400 different pairs of 5 targets": lambda q, a: {"bank": hubplugin.Bank(q, a % 5)},
+    "400 different pairs of 5 targets": lambda q, a: {"bank": Bank(q, a % 5)},
     "the bank has 49 different pairs of 49 targets; learn=True needs 50": lambda q, a: {
-        "bank": hubplugin.Bank(np.tile(q[:49], (3, 1)), np.tile(a[:49], 3))
+        "bank": Bank(np.tile(q[:49], (3, 1)), np.tile(a[:49], 3))
     },
     "default method, not with method='csls'": lambda q, a: {"method": "csls"},
     "not for metric='euclidean'": lambda q, a: {"metric": "euclidean"},
@@ -386,15 +382,13 @@ REFUSED = {
         lambda q, a: {"learn": "fold"}
     ),
     "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": lambda q, a: {
-        "learn": hubplugin.Bank(q, q)
+        "learn": Bank(q, q)
     },
     "the judged bank has 49 different pairs": lambda q, a: {
-        "judged": hubplugin.Bank(q[:49], a[:49])
+        "judged": Bank(q[:49], a[:49])
     },
-    "judged= is for logs": lambda q, a: {
-        "judged": hubplugin.Bank(q, q, pairs=np.arange(PAIRS))
-    },
-    "pass learn=True": lambda q, a: {"judged": hubplugin.Bank(q, a), "learn": False},
+    "judged= is for logs": lambda q, a: {"judged": Bank(q, q, pairs=np.arange(PAIRS))},
+    "pass learn=True": lambda q, a: {"judged": Bank(q, a), "learn": False},
 }
 
 
@@ -429,7 +423,7 @@ def test_titles_teach_the_map_of_a_log_without_answers(
     model = hubplugin.fit(targets, log, learn=titles)
     query_map = model.query_map
     assert query_map.pairs == 200
-    how = banks_of(targets, hubplugin.Bank(log), titles).how
+    how = banks_of(targets, Bank(log), titles).how
     step = step_of(how, queries[:200], answers[:200], targets, bank=log)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     assert_near(model.terms[0].bank, log, 1e-6)
@@ -443,7 +437,7 @@ def test_answers_of_the_log_choose_in_the_place_of_titles(
     targets, queries, answers, titles, known, unasked
 ):
     rows = np.where(np.arange(60) < known, answers[200:260], -1)
-    lesson = banks_of(targets, hubplugin.Bank(queries[200:260], rows), titles)
+    lesson = banks_of(targets, Bank(queries[200:260], rows), titles)
     assert lesson.unasked == unasked
     # Of 49 answers nothing is learned.
     assert lesson.model.query_map.pairs == (200 if unasked else 260)
@@ -453,8 +447,8 @@ def test_answers_of_the_log_choose_in_the_place_of_titles(
 
 
 def test_judged_answers_choose_and_do_not_teach(targets, queries, answers, titles):
-    judged = hubplugin.Bank(queries[260:320], answers[260:320])
-    lesson = banks_of(targets, hubplugin.Bank(queries[200:260]), titles, judged)
+    judged = Bank(queries[260:320], answers[260:320])
+    lesson = banks_of(targets, Bank(queries[200:260]), titles, judged)
     assert not lesson.unasked
     assert (lesson.other.queries, lesson.model.query_map.pairs) == (60, 200)
 
@@ -464,7 +458,7 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(
     targets, queries, answers, titles, has_answers
 ):
     given = (queries[200:], answers[200:] if has_answers else None)
-    how = banks_of(targets, hubplugin.Bank(*given), titles).how
+    how = banks_of(targets, Bank(*given), titles).how
     trial = judge_by(prepared(targets, *given), how.offsets, learned=how)
     assert trial.queries == 200
     assert (trial.right and trial.right.queries) == (200 if has_answers else None)
@@ -477,15 +471,15 @@ def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(
     said = r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest"
     with refused(CorrectionRefused, said):
         hubplugin.fit(targets, elsewhere, learn=titles)
-    judged = hubplugin.Bank(elsewhere[:100], answers[200:300])
-    assert not banks_of(targets, hubplugin.Bank(elsewhere), titles, judged).unasked
+    judged = Bank(elsewhere[:100], answers[200:300])
+    assert not banks_of(targets, Bank(elsewhere), titles, judged).unasked
 
 
 def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_choose(
     targets, queries, log, rng
 ):
     same = unit(targets[:200] + 0.1 * rng.normal(size=(200, D)))
-    titles = hubplugin.Bank(same, np.arange(200))
+    titles = Bank(same, np.arange(200))
     said = r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)"
     with refused(CorrectionRefused, said):
         hubplugin.fit(targets, queries, learn=titles)
@@ -496,13 +490,13 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(
     targets, queries, answers, log
 ):
     rows = np.r_[:PAIRS, :50]
-    twice = hubplugin.Bank(queries[rows], answers[rows])
+    twice = Bank(queries[rows], answers[rows])
     assert len(teachers_of(targets, log, twice).pairs.query_bank) == 0
     alone, beside = (
         hubplugin.fit(targets, log, learn=learn).query_map.whole
         for learn in (True, twice)
     )
     assert_near(beside, alone, 1e-6)
-    few = hubplugin.Bank(queries[:300], answers[:300])
+    few = Bank(queries[:300], answers[:300])
     banks = teachers_of(targets, few, twice)
     assert_near(banks.pairs.query_bank, queries[300:], 1e-6)

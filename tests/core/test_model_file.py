@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin import load
 from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
 from tests.refusals import refused
@@ -42,7 +43,7 @@ def with_header(content, change):
 def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng):
     model = fitted(method, metric=metric)
     model.save(tmp_path / "m.hub")
-    again = hubplugin.load(tmp_path / "m.hub")
+    again = load(tmp_path / "m.hub")
     # The fit has them from its last pass, the file from a new one.
     found, expected = (each.offsets(fitted.targets) for each in (again, model))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
@@ -73,7 +74,7 @@ def test_the_header_names_what_the_file_holds(fitted):
 
 def refusal(path):
     with pytest.raises(ModelFileError) as caught:
-        hubplugin.load(path)
+        load(path)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
     return str(caught.value)
@@ -113,7 +114,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
         content[place] ^= 1
         (tmp_path / "m.hub").write_bytes(content)
         try:
-            again = hubplugin.load(tmp_path / "m.hub")
+            again = load(tmp_path / "m.hub")
         except ModelFileError:
             continue
         # The bit was in what says who wrote the file.
@@ -135,7 +136,7 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     (tmp_path / "link.hub").symlink_to("there.hub")
     model.save(tmp_path / "link.hub")
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
-    assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
+    assert load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
     with refused(ModelFileError, "no regular file"):
         model.save(tmp_path / "folder")
@@ -144,7 +145,7 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
         with refused(ModelFileError, "cannot write"):
             model.save(tmp_path / name)
         with refused(ModelFileError, "cannot read"):
-            hubplugin.load(tmp_path / name)
+            load(tmp_path / name)
 
 
 def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(
@@ -153,4 +154,4 @@ def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(
     model = fitted("dbsn")
     model.save(tmp_path / "m.hub")
     monkeypatch.setattr("hubplugin.__version__", "7.0")
-    assert hubplugin.load(tmp_path / "m.hub").fingerprint == model.fingerprint
+    assert load(tmp_path / "m.hub").fingerprint == model.fingerprint

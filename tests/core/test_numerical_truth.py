@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hubplugin
+from hubplugin import Bank, OffsetModel, fit
 from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
 from hubplugin.compute.device import reduces_precision
 from hubplugin.errors import InputError
@@ -17,6 +17,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
+from tests.galleries import assert_near
 from tests.galleries import unit as at_unit_length
 from tests.refusals import refused
 
@@ -52,23 +53,19 @@ def units(rng, *sizes, d):
     return [unit(rng, rows, d) for rows in sizes]
 
 
-def assert_near(found, expected, atol=1e-5):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
-
-
 def assert_true(
     method, parameters, metric, bank, targets, second=None, atol=1e-5, compute=Compute()
 ):
-    given = hubplugin.Bank(bank, second)
+    given = Bank(bank, second)
     options = {"metric": metric, "compute": compute, **parameters}
-    model = hubplugin.fit(targets, given, method, **options)
+    model = fit(targets, given, method, **options)
     ours = model.offsets(targets, compute=compute)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
     expected = formulas.offsets(method, bank, targets, metric, second, **parameters)
     assert_near(ours, expected, atol)
     # Which has forgotten the offsets of its fit.
-    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())
+    served = OffsetModel.from_bytes(model.to_bytes())
     for device in ("numpy", "cpu"):
         found = served.offsets(targets, compute=replace(compute, device=device))
         assert_near(found, expected, atol)
@@ -144,7 +141,7 @@ def test_every_method_is_its_formula_on_real_vectors_and_every_device(
 def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     with refused(InputError, "out of proportion to the similarities"):
-        hubplugin.fit(targets, bank, method, metric="dot", **parameters)
+        fit(targets, bank, method, metric="dot", **parameters)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +155,7 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
     for tau in (1e-17, 1e-30):
         said = f"tau={tau:g} is out of proportion .* below their rounding"
         with refused(InputError, said):
-            hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
+            fit(targets, bank, "sn", metric=metric, tau=tau)
 
 
 @pytest.mark.parametrize("stretch", [0.5, 1.0, 3.0])
@@ -166,7 +163,7 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     """exp(s/tau) of unit vectors is inside float32 at this temperature; of twice the length it is not."""
     targets = rng.normal(size=(300, 16)).astype(np.float32)
     bank = np.concatenate([targets[:40], rng.normal(size=(200, 16)).astype(np.float32)])
-    model = hubplugin.fit(targets, bank, "is", tau=0.017)
+    model = fit(targets, bank, "is", tau=0.017)
     stretched = QueryMap((stretch * np.eye(16)).astype(np.float32), 1.0, 200)
     found = replace(model, query_map=stretched).centre_on(targets).offsets(targets)
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
@@ -233,7 +230,7 @@ def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(
     method, parameters, rng
 ):
     bank, target_bank, seen, fresh = units(rng, 50, 30, 80, 25, d=16)
-    model = hubplugin.fit(seen, hubplugin.Bank(bank, target_bank), method, **parameters)
+    model = fit(seen, Bank(bank, target_bank), method, **parameters)
     both = np.concatenate([seen, fresh])
     if method in ("sn", "dbsn"):
         # The iterations end on a step that reads the bank's weights alone.
@@ -312,7 +309,7 @@ def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypat
         return multiply(*factors, **options)
 
     monkeypatch.setattr(torch, "matmul", spy)
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
+    fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
     assert seen[:2] == [torch.float32, torch.float64]
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-import hubplugin
 import hubplugin_qdrant
+from hubplugin import Bank, apply, fit, open_store
 from hubplugin.errors import InputError, StoreError
 from hubplugin_qdrant.store import QdrantStore
 from tests.galleries import flat_index
@@ -23,9 +23,9 @@ def bank(real):
 
 def test_a_faiss_file_is_for_one_process(tmp_path, gallery, bank, serial):
     url = flat_index(tmp_path / "a.faiss", gallery.astype(np.float32))
-    store = hubplugin.open_store(url)
+    store = open_store(url)
     with refused(StoreError, "cannot be read in parts by other machines"):
-        hubplugin.apply(store, bank, executor=serial)
+        apply(store, bank, executor=serial)
 
 
 def test_a_local_collection_is_for_one_process(gallery, bank, serial):
@@ -34,7 +34,7 @@ def test_a_local_collection_is_for_one_process(gallery, bank, serial):
     client.upload_collection("c", gallery[:200])
     store = hubplugin_qdrant.open_store(client, "c")
     with refused(StoreError, "other machines cannot open it"):
-        hubplugin.apply(store, bank, force=True, executor=serial)
+        apply(store, bank, force=True, executor=serial)
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(
     collection, bank, serial
 ):
     one, other = collection("a"), collection("b")
-    alone = hubplugin.apply(one, bank)
-    shared = hubplugin.apply(other, bank, executor=serial, shards=4)
+    alone = apply(one, bank)
+    shared = apply(other, bank, executor=serial, shards=4)
     for name in ("scanned", "missing", "stale"):
         assert getattr(shared, name) == getattr(alone, name)
     expected = offsets_of(one)
@@ -82,17 +82,17 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(
 
 
 def test_clicks_are_for_one_process(collection, bank, serial):
-    clicks = hubplugin.Bank(bank, list(range(len(bank))))
+    clicks = Bank(bank, list(range(len(bank))))
     with refused(InputError, "clicks need all targets in one process"):
-        hubplugin.apply(collection("a"), clicks, executor=serial)
+        apply(collection("a"), clicks, executor=serial)
 
 
 def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
     collection, bank, serial
 ):
     store = collection("a")
-    model = hubplugin.fit(store, bank)
-    other = hubplugin.fit(store, bank[:200])
+    model = fit(store, bank)
+    other = fit(store, bank[:200])
     with store.begin(model) as first:
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().join(shard)
@@ -116,7 +116,7 @@ def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(
     vector = [0.0] * bank.shape[1]
     points = [models.PointVectors(id=key, vector=vector) for key in zeros]
     store.client.update_vectors("a", points)
-    done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
+    done = apply(store, bank, executor=serial, shards=3, force=True)
     assert done.model.gallery.count == 900 - len(zeros)
     assert (done.scanned, done.invalid_vectors.count) == (900, len(zeros))
     assert done.invalid_vectors.named[zeros[0]] == "length 0"

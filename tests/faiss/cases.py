@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import faiss
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 from hubplugin_faiss.handlers import handler_for
+from tests.core import formulas
+from tests.galleries import assert_near, unit
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
@@ -154,20 +155,13 @@ def best(scores, k=10):
 
 def recall(found, expected):
     """The share of `expected` [m, k] that is in `found` [m, k]."""
-    shares = [
-        np.isin(row, found_row).mean()
-        for row, found_row in zip(expected, found, strict=True)
-    ]
-    return float(np.mean(shares))
+    pairs = zip(expected, found, strict=True)
+    return np.mean([np.isin(row, found_row).mean() for row, found_row in pairs])
 
 
 def draw(rng, *rows, d=16, at=0):
     """Unit vectors around `at`: arrays of so many `rows`."""
     return [unit(rng.normal(size=(n, d)) + at) for n in rows]
-
-
-def unit(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def look_everywhere(index):
@@ -188,10 +182,7 @@ def tolerance(kind):
 
 
 def similarities(queries, vectors, metric):
-    q, t = queries.astype(np.float64), vectors.astype(np.float64)
-    if metric == IP:
-        return q @ t.T
-    return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+    return formulas.similarity(queries, vectors, "dot" if metric == IP else "euclidean")
 
 
 def as_similarities(scores, metric):
@@ -202,4 +193,4 @@ def assert_ranked(labels, truth, ids, ties=1e-5):
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
     found = np.take_along_axis(truth, rows_of(labels, ids), axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
-    assert_allclose(found, best, rtol=0, atol=ties)
+    assert_near(found, best, ties)

@@ -12,15 +12,14 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import HubpluginError, StoreError, fit
 from hubplugin_faiss import add, downgrade, upgrade
-from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import IP, L2, draw, filled, made, stored, written
 
-(X,) = cases.draw(np.random.default_rng(1), 50, d=8)
+(X,) = draw(np.random.default_rng(1), 50, d=8)
 OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
 
 
 def flat(metric=IP, vectors=X):
-    return cases.filled("Flat", vectors, metric)
+    return filled("Flat", vectors, metric)
 
 
 def with_ids(index):
@@ -67,7 +66,7 @@ REFUSED = {
         OFFSETS,
     ),
     "the ITQTransform before this IndexFlat": (
-        lambda: cases.filled("ITQ8,Flat", X),
+        lambda: filled("ITQ8,Flat", X),
         OFFSETS,
     ),
     "IndexLattice cannot carry offsets; leave": (
@@ -87,7 +86,7 @@ REFUSED = {
         fitted("cosine"),
     ),
     "its codes stand for vectors of about length 5": (
-        lambda: cases.filled("SQ6", 5 * X),
+        lambda: filled("SQ6", 5 * X),
         fitted("cosine"),
     ),
     "has lost which entry has which id": (without_order, fitted("dot")),
@@ -124,7 +123,7 @@ def test_downgrade_and_add_need_an_upgraded_index():
     ],
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given):
-    case = cases.made(kind, IP, n=300, d=8)
+    case = made(kind, IP, n=300, d=8)
     upgraded = upgrade(case.index, case.offsets)
     with pytest.raises(HubpluginError) as caught:
         add(upgraded, *given)
@@ -134,17 +133,17 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given)
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
     model = fit(None, X[:20], "is")
-    offsets = cases.stored(upgrade(flat(), model))
+    offsets = stored(upgrade(flat(), model))
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4
 
 
 def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tmp_path):
-    vectors, bank = cases.draw(np.random.default_rng(4), 2000, 300)
-    index = cases.filled("HNSW4", vectors)
+    vectors, bank = draw(np.random.default_rng(4), 2000, 300)
+    index = filled("HNSW4", vectors)
     model = fit(vectors, bank, "nnn", k=3, alpha=2.0)
     before = faiss.serialize_index(index)
-    file = cases.written(tmp_path / "x.faiss", index)
+    file = written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
     refused = pytest.raises(
         hubplugin.CorrectionRefused,

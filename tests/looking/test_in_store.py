@@ -11,9 +11,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 from typer.testing import CliRunner
 
-import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError
+from hubplugin import InputError, StoreError, evaluate, fit
 from hubplugin.cli import app
 from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
@@ -32,7 +31,7 @@ def vectors(real):
 
 @pytest.fixture(scope="module")
 def model(real, vectors):
-    return hubplugin.fit(vectors[1], real["bank_queries"][:500], "nnn")
+    return fit(vectors[1], real["bank_queries"][:500], "nnn")
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ TRUE = FIRST + np.arange(QUERIES)
 
 def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
     write(store, model)
-    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
+    found = evaluate(store, queries=vectors[0], truth=TRUE)
     queries, targets = (part.astype(np.float64) for part in vectors)
     for ranking, offsets in (
         (found.raw, 0.0),
@@ -101,7 +100,7 @@ def test_an_emptied_store_is_told_in_one_line_whatever_is_asked(
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
     write(store, model)
     called = [f"what is {row}" for row in range(QUERIES)]
-    found = hubplugin.evaluate(
+    found = evaluate(
         store,
         queries=vectors[0],
         truth=TRUE,
@@ -132,7 +131,7 @@ def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, mo
 
 
 def test_a_store_without_a_correction_is_searched_raw(store, vectors):
-    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE, k=5)
+    found = evaluate(store, queries=vectors[0], truth=TRUE, k=5)
     assert [method.label for method in found.methods] == ["raw"]
     assert found.shown is None
     assert set(found.raw.recall) == {1, 5}
@@ -151,9 +150,7 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
     photos = hubplugin_qdrant.open_store(client, "photos")
-    found = hubplugin.evaluate(
-        photos, queries=vectors[0], truth=truth, condition=condition
-    )
+    found = evaluate(photos, queries=vectors[0], truth=truth, condition=condition)
     scores = vectors[0].astype(np.float64) @ vectors[1][::2].astype(np.float64).T
     right = scores[::2].argmax(axis=1) == np.arange(QUERIES // 2)
     assert found.judged == QUERIES // 2
@@ -167,14 +164,14 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(
 
 def test_ids_of_another_kind_are_told_in_one_line(store, vectors):
     with refused(InputError, r"find ids such as 1\d\d\d; ground truth names 0"):
-        hubplugin.evaluate(store, queries=vectors[0], truth=range(QUERIES))
+        evaluate(store, queries=vectors[0], truth=range(QUERIES))
 
 
 def test_a_store_is_asked_no_zero_vectors(store, vectors, caplog):
     queries = np.insert(vectors[0], 4, 0, axis=0)
     store = open_store(f"{store.url}?metric=cosine")
-    found = hubplugin.evaluate(store, queries=queries, truth=np.insert(TRUE, 4, FIRST))
-    expected = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
+    found = evaluate(store, queries=queries, truth=np.insert(TRUE, 4, FIRST))
+    expected = evaluate(store, queries=vectors[0], truth=TRUE)
     assert (found.queries, found.raw.recall) == (QUERIES, expected.raw.recall)
     assert "queries: 1 zero vectors, which have no direction" in caplog.text
 
@@ -242,11 +239,11 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(
     for name in [*sys.modules, *extra]:
         if name.partition(".")[0] in extra:
             monkeypatch.setitem(sys.modules, name, None)
-    assert hubplugin.evaluate(store, queries=vectors[0], truth=TRUE).shown is not None
+    assert evaluate(store, queries=vectors[0], truth=TRUE).shown is not None
     asked = {"queries": vectors[0], "truth": TRUE - FIRST}
-    assert hubplugin.evaluate(vectors[1], **asked).raw.recall[1].value > 0
+    assert evaluate(vectors[1], **asked).raw.recall[1].value > 0
     with refused(InputError, r"'hn' needs scipy; .*evaluation"):
-        hubplugin.evaluate(vectors[1], **asked, methods=["hn"])
+        evaluate(vectors[1], **asked, methods=["hn"])
 
 
 def test_a_store_and_files_are_not_mixed(store, vectors, tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hubplugin
-from hubplugin import Bank
+from hubplugin import Bank, Compute, CorrectionRefused, HubpluginError, apply, diagnose
 from hubplugin.bank import BankProfile
 from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.measures.hubness import k_occurrence, skewness
@@ -40,7 +39,7 @@ def asked(real):
 
 
 def refused(*given, **options):
-    with pytest.raises(hubplugin.CorrectionRefused) as caught:
+    with pytest.raises(CorrectionRefused) as caught:
         judge(*given, **options).require_passed()
     assert "\n" not in str(caught.value)
     assert "force=True" in str(caught.value)
@@ -101,7 +100,7 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(
     assert seen.notes[0] == f"{small}; collect 300 or more"
     unmeasured = "no effect can be measured: hubness (skewness) goes from 2.89 to"
     assert unmeasured in seen.notes[1]
-    forced = hubplugin.apply(store, queries[:15], force=True, dry_run=True)
+    forced = apply(store, queries[:15], force=True, dry_run=True)
     assert small in str(forced)
 
 
@@ -330,11 +329,11 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
     path = Path(store.url.removeprefix("faiss:"))
     before = path.read_bytes()
     given = {"bank": queries[:60], "method": "is", "tau": 0.02}
-    with pytest.raises(hubplugin.CorrectionRefused):
-        hubplugin.apply(store, **given)
+    with pytest.raises(CorrectionRefused):
+        apply(store, **given)
     assert path.read_bytes() == before
     assert open_store(store.url).correction() is None
-    hubplugin.apply(store, **given, force=True)
+    apply(store, **given, force=True)
     assert open_store(store.url).correction().active
 
 
@@ -345,14 +344,14 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
         ({"answers": np.eye(3)}, "384 dimensions, target bank has 3"),
         ({"pairs": range(2_500)}, "pass answers="),
         ({"method": "dualis"}, "pass answers="),
-        ({"compute": hubplugin.Compute("abacus")}, "device 'abacus' is not usable"),
+        ({"compute": Compute("abacus")}, "device 'abacus' is not usable"),
         ({"vector_name": "x"}, "'vector_name' is no argument here"),
         ({"few": 9}, "query bank has 9 distinct queries; .* nothing was changed"),
         (
             {"few": 20, "method": "dbsn"},
             "'dbsn' needs 400 distinct queries, the bank has 20; .*: use method='blend'",
         ),
-        ({"job": hubplugin.diagnose, "few": 9}, "query bank has 9 distinct queries"),
+        ({"job": diagnose, "few": 9}, "query bank has 9 distinct queries"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
@@ -363,8 +362,8 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
 
     monkeypatch.setattr(type(store), "scan", scan)
     given = dict(given)
-    job = given.pop("job", hubplugin.apply)
+    job = given.pop("job", apply)
     known = {name: given.pop(name, None) for name in ("answers", "pairs")}
     bank = Bank(queries[: given.pop("few", None)], **known)
-    with pytest.raises(hubplugin.HubpluginError, match=says):
+    with pytest.raises(HubpluginError, match=says):
         job(store, bank, **given)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-import hubplugin
+from hubplugin import Recorder, open_store
 from hubplugin.store import read_recorded
 from hubplugin_qdrant import HubQdrantClient
 from tests.commands import STORE, asked, complains, run, typed, unwrapped
@@ -30,7 +30,7 @@ def bank(here, real):
 
 
 def record(queries, **settings):
-    recorder = hubplugin.Recorder(QUERIES, **settings)
+    recorder = Recorder(QUERIES, **settings)
     recorder.add(queries)
     recorder.close()
 
@@ -45,7 +45,7 @@ def test_recorded_queries_and_clicks_are_shown_and_exported(bank):
     assert (figures["queries"], figures["seen"]) == (400, 600)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
-    recorder = hubplugin.Recorder(QUERIES)
+    recorder = Recorder(QUERIES)
     for row, target in ((0, 3), (0, 3), (0, 4), (1, 3)):
         recorder.click(exported[row], target)
     recorder.close()
@@ -57,7 +57,7 @@ def test_recorded_queries_and_clicks_are_shown_and_exported(bank):
 def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     queries = real["test_queries"][:600].astype(np.float32)
     record(bank[:100])
-    recorder = hubplugin.Recorder(QUERIES)
+    recorder = Recorder(QUERIES)
     recorder.add(queries)
     for row in range(49):
         recorder.click(recorder.id_of(queries[row]), row)
@@ -68,7 +68,7 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     for row in range(49, 600):
         recorder.click(queries[row], row)
     recorder.close()
-    recorded = read_recorded(hubplugin.open_store(STORE))
+    recorded = read_recorded(open_store(STORE))
     assert sorted(recorded.answers.tolist()) == [-1] * 100 + [*range(600)]
     np.save("same.npy", recorded.array())
     np.save("answers.npy", recorded.answers.astype(np.int64))
@@ -84,7 +84,7 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
     assert shares in unwrapped(taught)
     typed(*applying)
     assert "map" in typed("refit", STORE, "--learn", "--force")
-    model = hubplugin.open_store(STORE).correction().model
+    model = open_store(STORE).correction().model
     assert model.query_map.pairs == 600
 
 

@@ -218,20 +218,6 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
     assert Path("photos.faiss").read_bytes() != before
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://user:secret@host/x",
-        "qdrant://user:secret@127.0.0.1:9/x",
-        "qdrant://127.0.0.1:9/x?k=secret",
-    ],
-)
-def test_a_password_in_a_url_is_never_printed(url, here):
-    said = run("apply", url, "--bank", "bank.npy")
-    assert said.returncode == 1
-    assert "secret" not in said.stdout + said.stderr
-
-
 DIAGNOSE = ("diagnose", STORE, "--bank")
 EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
 
@@ -246,6 +232,7 @@ EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
         ((*EVALUATE, "--k", "0"), "--k 0 is not between"),
         ((*EVALUATE, "--method", "dbsn"), "pass --bank"),
         ((*DIAGNOSE, "."), "is a folder; expected a"),
+        ((*DIAGNOSE, "bank.npy", "--report", "no/a.html"), "there is no folder"),
         (
             (*DIAGNOSE, "bank.npy", "--report", "."),
             "it is a folder; expected a file",

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 from scipy.stats import skew
 
-import hubplugin
+from hubplugin import (
+    Bank,
+    Compute,
+    CorrectionRefused,
+    InputError,
+    OffsetModel,
+    StoreError,
+    apply,
+    fit,
+    inspect,
+    open_store,
+    refit,
+)
 from hubplugin.jobs.results import DRIFTED, HubnessNow, Inspection
 from hubplugin.jobs.versus import WORSE, OldVersusNew
 from hubplugin.measures.significance import Figure, Side
@@ -34,9 +46,9 @@ def bank(real):
 @pytest.fixture
 def photos(real, bank, here):
     """An index of real vectors, corrected by a model of half of the bank."""
-    store = hubplugin.open_store(STORE)
-    model = hubplugin.fit(real["test_targets"], bank[::2], "nnn", k=8)
-    hubplugin.apply(store, model, force=True)
+    store = open_store(STORE)
+    model = fit(real["test_targets"], bank[::2], "nnn", k=8)
+    apply(store, model, force=True)
     return store
 
 
@@ -49,10 +61,10 @@ def add(vectors):
 
 def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, bank):
     before = photos.correction().model
-    done = hubplugin.refit(photos, bank[1::2])
+    done = refit(photos, bank[1::2])
     found = photos.correction().model
     assert (found.method, found.parameters["k"]) == ("nnn", 8)
-    twin = hubplugin.fit(None, bank[1::2], "nnn")
+    twin = fit(None, bank[1::2], "nnn")
     assert found.bank_fingerprint == twin.bank_fingerprint
     assert photos.previous().fingerprint == before.fingerprint
     assert done.versus.new.skewness < done.versus.raw.skewness
@@ -63,9 +75,9 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, bank)
 def test_a_dry_run_says_where_the_new_bank_is_smaller_and_writes_nothing(photos, bank):
     before = photos.path.read_bytes()
     said = "the new bank has 400 queries, the old one had 1,250"
-    fewer = hubplugin.refit(photos, bank[1:800:2], dry_run=True, force=True)
+    fewer = refit(photos, bank[1:800:2], dry_run=True, force=True)
     assert said in unwrapped(fewer)
-    done = hubplugin.refit(photos, bank, dry_run=True, force=True)
+    done = refit(photos, bank, dry_run=True, force=True)
     assert "the new bank has" not in unwrapped(done)
     assert (done.written, done.scanned) == (False, 1200)
     assert photos.path.read_bytes() == before
@@ -76,28 +88,28 @@ def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(
 ):
     before = photos.path.read_bytes()
     said = r"from \d+\.\d+ to \d+\.\d+.*nothing was changed"
-    with refused(hubplugin.CorrectionRefused, said):
-        hubplugin.refit(photos, bank[:500], "nnn", k=1, alpha=4.0)
+    with refused(CorrectionRefused, said):
+        refit(photos, bank[:500], "nnn", k=1, alpha=4.0)
     assert photos.path.read_bytes() == before
     assert photos.previous() is None
 
 
 def test_what_a_job_lacks_is_said_before_the_gallery_is_read(photos, bank):
     worked = []
-    compute = hubplugin.Compute(progress=lambda *done: worked.append(done))
-    with refused(hubplugin.InputError, "pass a Bank with answers="):
-        hubplugin.apply(photos, bank, learn=True, compute=compute)
+    compute = Compute(progress=lambda *done: worked.append(done))
+    with refused(InputError, "pass a Bank with answers="):
+        apply(photos, bank, learn=True, compute=compute)
     assert worked == []
-    with refused(hubplugin.InputError, r"no queries are recorded.*; pass bank="):
-        hubplugin.refit(photos)
-    answered = hubplugin.Bank(bank[:150], np.arange(150))
-    with refused(hubplugin.InputError, r"without answers; evaluate measures R@1"):
-        hubplugin.inspect(photos, answered)
+    with refused(InputError, r"no queries are recorded.*; pass bank="):
+        refit(photos)
+    answered = Bank(bank[:150], np.arange(150))
+    with refused(InputError, r"without answers; evaluate measures R@1"):
+        inspect(photos, answered)
     photos.remove()
-    for job in (hubplugin.refit, hubplugin.inspect):
-        with refused(hubplugin.StoreError, "no active correction"):
+    for job in (refit, inspect):
+        with refused(StoreError, "no active correction"):
             job(photos, bank)
-    (line,) = hubplugin.inspect(photos).attention
+    (line,) = inspect(photos).attention
     assert "no correction" in line
 
 
@@ -133,7 +145,7 @@ def test_a_smaller_bank_replaces_a_larger_one_only_where_a_fall_is_ruled_out():
 
 
 def test_a_whole_correction_needs_no_attention(photos, bank):
-    seen = hubplugin.inspect(photos, bank[1::2])
+    seen = inspect(photos, bank[1::2])
     assert seen.attention == []
     assert (seen.missing, seen.stale, seen.foreign) == (0, 0, 0)
     assert (seen.hubness.live, seen.hubness.queries) == (True, 200)
@@ -145,11 +157,11 @@ def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_one
     photos, bank, caplog
 ):
     apart = 0.1 * np.sign(np.arange(384) % 2 - 0.5)
-    seen = hubplugin.inspect(photos, bank[:300] + apart)
+    seen = inspect(photos, bank[:300] + apart)
     assert seen.drift > DRIFTED
     assert any("refit" in each for each in seen.attention)
     assert not caplog.records
-    again = hubplugin.inspect(photos, bank[::2])
+    again = inspect(photos, bank[::2])
     assert (again.drift, again.hubness.live) == (None, False)
     said = "of the live queries 0 are not in the bank, and 100 are needed"
     assert said in caplog.text
@@ -159,8 +171,8 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
     here, real
 ):
     targets, bank = unit(real["test_targets"]), unit(real["bank_queries"])
-    store = hubplugin.open_store(STORE)
-    hubplugin.apply(store, bank, "nnn", k=8)
+    store = open_store(STORE)
+    apply(store, bank, "nnn", k=8)
     model = store.correction().model
     at_fit = model.hubness_at_fit
     asked = bank[np.linspace(0, len(bank) - 1, 200).astype(int)].astype(np.float64)
@@ -173,11 +185,11 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
         occurrence = np.bincount(found.ravel(), minlength=1200)
         assert expected == pytest.approx(skew(occurrence), rel=0.01)
     assert at_fit.largest == pytest.approx(occurrence.max() / 200, abs=0.01)
-    seen = hubplugin.inspect(store)
+    seen = inspect(store)
     assert (seen.attention, seen.hubness.live) == ([], False)
     assert seen.hubness.corrected == pytest.approx(seen.hubness.fit.corrected, rel=0.01)
     add(unit(bank.mean(axis=0, keepdims=True)))
-    seen = hubplugin.inspect(hubplugin.open_store(STORE))
+    seen = inspect(open_store(STORE))
     (line,) = [each for each in seen.attention if "found too often" in each]
     assert ": 1200 " in line
     assert max(seen.hubness.hubs, key=lambda hub: hub.found_by["corrected"]).id == 1200
@@ -187,10 +199,10 @@ def test_what_is_found_too_often_is_named_and_hubness_is_told_beside_that_of_the
 
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
-    model = hubplugin.fit(real["test_targets"], real["bank_queries"], "nnn")
+    model = fit(real["test_targets"], real["bank_queries"], "nnn")
     with_fit = dataclasses.replace(model, hubness_at_fit=FIT)
-    assert hubplugin.OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
-    assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
+    assert OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
+    assert OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
     assert with_fit.fingerprint == model.fingerprint
 
 
@@ -261,13 +273,13 @@ def clicked(real, here):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 1200, 900)
     queries = real["test_queries"][rows] + 0.02 * rng.normal(size=(900, 384))
-    log = hubplugin.Bank(unit(queries), rows)
-    return hubplugin.open_store(STORE), log
+    log = Bank(unit(queries), rows)
+    return open_store(STORE), log
 
 
 def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(clicked):
     store, log = clicked
-    said = unwrapped(hubplugin.apply(store, log, learn=True))
+    said = unwrapped(apply(store, log, learn=True))
     for part in (
         r"mapped at strength [\d.]+, as \d+ pairs taught.*; over the raw search, asked before: R@1",
         r"not asked before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)",
@@ -275,18 +287,18 @@ def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(click
         assert re.search(part, said)
     first = store.correction().model.query_map
     assert first.strength > 0
-    again = hubplugin.refit(store, log).model.query_map
+    again = refit(store, log).model.query_map
     assert again.pairs == first.pairs, "a correction with a map stays one"
-    without = hubplugin.refit(store, log, learn=False, force=True)
+    without = refit(store, log, learn=False, force=True)
     assert without.model.query_map is None
-    assert hubplugin.refit(store, log, dry_run=True).model.query_map is None
+    assert refit(store, log, dry_run=True).model.query_map is None
 
 
 def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked):
     store, log = clicked
-    old = hubplugin.Bank(log.queries[:600], log.answers[:600])
-    hubplugin.apply(store, old, learn=True)
-    beside = hubplugin.refit(store, log, dry_run=True).versus
+    old = Bank(log.queries[:600], log.answers[:600])
+    apply(store, old, learn=True)
+    beside = refit(store, log, dry_run=True).versus
     assert beside.new.queries == beside.old.queries == 300
     # On what it was taught the old one would be ahead by 0.3.
     assert abs(beside.gain) < 0.1
@@ -295,14 +307,14 @@ def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked)
     assert beside.old.recall == pytest.approx(right.mean())
     assert store.correction().model.query_map.strength > 0
     # Both have seen all of it.
-    beside = hubplugin.refit(store, old, dry_run=True).versus
+    beside = refit(store, old, dry_run=True).versus
     assert beside.gain == pytest.approx(0, abs=0.01)
 
 
 def test_judged_clicks_are_ids_of_the_store(clicked):
     store, log = clicked
-    judged = hubplugin.Bank(log.queries[:80], log.answers[:80])
-    done = hubplugin.apply(store, log, learn=True, judged=judged, dry_run=True)
+    judged = Bank(log.queries[:80], log.answers[:80])
+    done = apply(store, log, learn=True, judged=judged, dry_run=True)
     assert done.model.query_map.strength > 0
 
 
@@ -311,8 +323,6 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
 ):
     store, log = clicked
     monkeypatch.setattr(type(store), "maps_queries", False)
-    with refused(
-        hubplugin.InputError, r"photos.faiss holds no map of queries: leave out learn="
-    ):
-        hubplugin.apply(store, log, learn=True)
+    with refused(InputError, r"photos.faiss holds no map of queries: leave out learn="):
+        apply(store, log, learn=True)
     assert store.correction() is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-import hubplugin
+from hubplugin import Bank, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
 from hubplugin.errors import InputError, StoreError
 from tests.commands import run, typed, unwrapped
@@ -50,7 +50,7 @@ def in_qdrant(targets):
 
 
 def read_titles(store, field="title"):
-    return hubplugin.Bank.from_field(store, field, "titles_model:embed")
+    return Bank.from_field(store, field, "titles_model:embed")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def url(vectors, tmp_path, monkeypatch):
 
 @pytest.fixture
 def store(url):
-    return hubplugin.open_store(url)
+    return open_store(url)
 
 
 def test_a_field_is_read_as_pairs(store):
@@ -92,16 +92,16 @@ def test_a_correction_learns_from_them(url, vectors):
     assert "as 150 pairs taught" in said
     assert "real queries gained 0 to 6 points" in said
     assert "right answers first" not in said, "nobody asked by titles"
-    pairs = hubplugin.Bank(titles[ROWS], ROWS)
-    model = hubplugin.fit(targets, queries, learn=pairs)
-    store = hubplugin.open_store(url)
+    pairs = Bank(titles[ROWS], ROWS)
+    model = fit(targets, queries, learn=pairs)
+    store = open_store(url)
     written = store.correction().model
     for found, expected in (
         (written.query_map.step, model.query_map.step),
         (written.offsets(targets), model.offsets(targets)),
     ):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    refitted = hubplugin.refit(store, queries, learn=read_titles(store))
+    refitted = refit(store, queries, learn=read_titles(store))
     assert refitted.versus.objection is None
 
 
@@ -136,8 +136,8 @@ def test_what_has_no_such_field_is_no_store_or_has_no_model_is_refused(
     with refused(InputError, said):
         read_titles(vectors[0])
     with refused(InputError, "need the model that embeds queries: pass embed="):
-        hubplugin.Bank.from_field(store, "title", None)
-    index = hubplugin.open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
+        Bank.from_field(store, "title", None)
+    index = open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
     said = "its targets are vectors alone, without a field 'title'"
     with refused(StoreError, said):
         read_titles(index)
@@ -146,13 +146,13 @@ def test_what_has_no_such_field_is_no_store_or_has_no_model_is_refused(
 def test_what_becomes_of_the_map_is_said(store, vectors):
     queries = vectors[2]
     pairs = read_titles(store)
-    hubplugin.apply(store, queries, learn=pairs)
+    apply(store, queries, learn=pairs)
     said = r"nothing here teaches a new one: pass answers=, the pairs again .* or learn=False"
     with refused(InputError, said):
-        hubplugin.refit(store, queries[:200])
-    hubplugin.refit(store, queries[:200], learn=False, force=True)
+        refit(store, queries[:200])
+    refit(store, queries[:200], learn=False, force=True)
     assert store.correction().model.query_map is None
-    hubplugin.apply(store, queries, learn=pairs)
+    apply(store, queries, learn=pairs)
     lost = "the correction of before had a map of queries, and this one has none: rollback returns to it"
-    assert lost in hubplugin.apply(store, queries[:150], force=True).notes
-    assert lost not in hubplugin.apply(store, queries[:140], force=True).notes
+    assert lost in apply(store, queries[:150], force=True).notes
+    assert lost not in apply(store, queries[:140], force=True).notes
