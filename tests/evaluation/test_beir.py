@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from hubplugin.cli import app
 from hubplugin.errors import InputError
 from hubplugin.evaluation.beir import read_beir
+from tests.commands import asked
 from tests.refusals import refused
 
 WORDS = ("red", "green", "blue", "small", "large", "round", "flat", "old")
@@ -72,9 +71,7 @@ def test_the_command_embeds_the_queries_and_the_corpus_or_reads_its_vectors(fold
     given = ["evaluate", "--queries", str(folder), "--embed", "words_model:embed"]
     bank = ["--bank", "bank.npy", "--method", "is tau=0.1", "--report", "report.html"]
     for corpus, labels in ((bank, ["raw", "is tau=0.1"]), (["corpus.npy"], ["raw"])):
-        done = CliRunner().invoke(app, [*given, *corpus, "--json"])
-        assert done.exit_code == 0, done.output
-        told = json.loads(done.stdout)
+        told = asked(*given, *corpus)
         assert (told["queries"], told["judged"], told["targets"]) == (28, 28, 28)
         assert [method["label"] for method in told["methods"]] == labels
         assert told["methods"][0]["recall"]["1"]["value"] == 1.0

@@ -11,22 +11,18 @@ from hubplugin import Recorder, open_store
 from hubplugin.store import read_recorded
 from hubplugin_qdrant import HubQdrantClient
 from tests.commands import STORE, asked, complains, run, typed, unwrapped
+from tests.galleries import unit
 
-MODEL = """
-import numpy as np
-VECTORS = np.load("bank.npy")
-def embed(texts):
-    return VECTORS[[int(text.split()[1]) for text in texts]]
-"""
 QUERIES = "photos.faiss.queries"
 """Where queries are recorded by default."""
 
 
 @pytest.fixture
 def bank(here, real):
-    Path("bank_model.py").write_text(MODEL)
-    np.save("bank.npy", real["bank_queries"][:500].astype(np.float32))
-    return np.load("bank.npy")
+    bank = real["bank_queries"][:500].astype(np.float32)
+    for name in ("bank.npy", "embedded.npy"):
+        np.save(name, bank)
+    return bank
 
 
 def record(queries, **settings):
@@ -107,12 +103,11 @@ def test_a_log_of_texts_is_embedded_and_its_clicks_are_used(bank):
     texts = [f"query {number}" for number in range(300)]
     Path("log.csv").write_text("\n".join(["query", *texts, ""]))
     index = faiss.read_index("photos.faiss")
-    faiss.normalize_L2(bank)
-    nearest = index.search(bank[:300], 1)[1][:, 0]
+    nearest = index.search(unit(bank[:300]), 1)[1][:, 0]
     rows = [f"{text},{target}" for text, target in zip(texts, nearest, strict=True)]
     unknown = "query 0,99999", "query 900,3", "query 7,77777"
     Path("clicks.csv").write_text("\n".join(["query,target", *rows, *unknown]))
-    by_texts = ("--bank", "log.csv", "--embed", "bank_model:embed")
+    by_texts = ("--bank", "log.csv", "--embed", "tests.embedding:embed")
     without, called = figures(*by_texts)
     assert without == figures("--bank", "first.npy")[0]
     assert called <= {f"“{text}”" for text in texts}

@@ -13,14 +13,6 @@ from tests.refusals import refused
 
 COUNT, DIM = 240, 384
 
-MODEL = """
-import numpy as np
-VECTORS = np.load("titles.npy")
-def embed(texts):
-    return VECTORS[[int(text.split()[1]) for text in texts]]
-"""
-
-
 ROWS = np.array([row for row in range(COUNT) if row % 8 > 2])
 """The targets that have a title."""
 
@@ -50,17 +42,15 @@ def in_qdrant(targets):
 
 
 def read_titles(store, field="title"):
-    return Bank.from_field(store, field, "titles_model:embed")
+    return Bank.from_field(store, field, "tests.embedding:embed")
 
 
 @pytest.fixture
 def url(vectors, tmp_path, monkeypatch):
     """The URL of a store with titles, in a folder with the model that embeds them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "titles_model.py").write_text(MODEL)
     targets, titles, queries = vectors
-    np.save("titles.npy", titles)
+    np.save("embedded.npy", titles)
     np.save("log.npy", queries)
     return in_qdrant(targets)
 
@@ -88,7 +78,7 @@ def test_of_many_titles_some_are_drawn(store, monkeypatch):
 def test_a_correction_learns_from_them(url, vectors):
     targets, titles, queries = vectors
     given = ("--bank", "log.npy", "--pairs-from", "title")
-    said = unwrapped(typed("apply", url, *given, "--embed", "titles_model:embed"))
+    said = unwrapped(typed("apply", url, *given, "--embed", "tests.embedding:embed"))
     assert "as 150 pairs taught" in said
     assert "real queries gained 0 to 6 points" in said
     assert "right answers first" not in said, "nobody asked by titles"
@@ -121,7 +111,7 @@ def test_a_correction_learns_from_them(url, vectors):
 )
 def test_what_goes_wrong_is_one_line(url, words, said):
     command, *options = words
-    given = ("--bank", "log.npy", "--embed", "titles_model:embed")
+    given = ("--bank", "log.npy", "--embed", "tests.embedding:embed")
     done = run(command, url, *given, *options)
     assert done.returncode == 1
     assert said in done.stderr.splitlines()[-1]
