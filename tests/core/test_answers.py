@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from hubplugin import Bank, OffsetModel, fit
 from hubplugin.bank import spacing_ratio
-from hubplugin.compute import Compute, MeanOfLargest, Similarities, reduce
+from hubplugin.compute import Compute
 from hubplugin.compute.reductions import SMALLEST_LOG
-from hubplugin.metric import Metric
-from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
 from tests.galleries import assert_near
 
@@ -47,7 +45,7 @@ def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
     s = similarity(bank, targets, "cosine")
     tau = fitted.parameters["tau"]
     assert tau == pytest.approx(s.std() / 2, rel=0.03)  # of a sample of the bank
-    expected = blend(s, leave_out=True, tau=tau)
+    expected = blend(s, tau)
     assert_near(fitted.offsets(targets), expected, 1e-4)
     assert fitted.gallery.deviation == pytest.approx(expected.std(), rel=1e-3)
     assert fitted.gallery.largest == pytest.approx(expected.max(), abs=1e-4)
@@ -105,8 +103,7 @@ def test_too_few_queries_leave_nothing_out():
 def test_a_model_read_again_gives_what_the_fit_gave_if_queries_are_there_twice(memory):
     bank, targets = make_log(m=200, n=300)
     bank = np.concatenate([bank, bank[:60]])[np.random.default_rng(1).permutation(260)]
-    compute = Compute(memory=memory)
-    fitted = fit(targets, bank, answers="left out", compute=compute)
+    fitted = fit(targets, bank, answers="left out", compute=Compute(memory=memory))
     found = OffsetModel.from_bytes(fitted.to_bytes()).offsets(targets)
     assert_near(found, fitted.offsets(targets))
 
@@ -123,12 +120,3 @@ def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
     largest = -np.sort(-np.random.default_rng(seed).standard_normal((30, 11)), axis=1)
     expected = pytest.approx(spacing_ratio(largest), rel=1e-6)
     assert spacing_ratio(scale * largest + shift) == expected
-
-
-def test_a_mean_of_fewer_than_k_takes_what_is_left():
-    bank, targets = make_log(m=30)
-    levels = np.full(30, 1e9)  # nothing is an answer; each target's largest goes
-    similarities = Similarities(bank, Metric.DOT, Compute())
-    (mean,) = reduce(similarities, as_vectors(targets), [MeanOfLargest(30)], levels)
-    s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
-    np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)

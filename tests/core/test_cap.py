@@ -57,6 +57,6 @@ def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
 
 def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, later = sets
-    expected = formulas.inverted_softmax(bank, later, "cosine", 0.05)
+    expected = formulas.raw_offsets("is", bank, later, "cosine", tau=0.05)
     found = fit(None, bank, "is").offsets(later)
     assert_near(found, expected)

@@ -110,6 +110,8 @@ def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, 
     query_map = model.query_map
     assert query_map.strength > 0
     assert query_map.pairs == PAIRS
+    assert f"queries mapped by {PAIRS} pairs" in repr(model)
+    assert replace(model, query_map=None).fingerprint != model.fingerprint
     step = step_of(banks_of(targets, log).how, queries, answers, targets)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     # By cosine queries come to unit length before the map.
@@ -128,7 +130,7 @@ def test_offsets_are_those_of_the_bank_as_it_is_searched_with(
     assert_near(plain.queries(2 * queries), queries, 1e-6)
     mapped = queries.astype(np.float64) @ (np.eye(D) + learned.query_map.step).T
     tau = learned.parameters["tau"]
-    expected = formulas.blend(mapped @ targets.T, leave_out=True, tau=tau)
+    expected = formulas.blend(mapped @ targets.T, tau)
     assert_near(learned.offsets(targets), expected)
     # Users' own, to search with.
     assert_near(learned.terms[0].bank, queries, 1e-6)

@@ -64,6 +64,7 @@ def assert_true(
     assert ours.shape == (len(targets),)
     expected = formulas.offsets(method, bank, targets, metric, second, **parameters)
     assert_near(ours, expected, atol)
+    assert_near(model.fitted, expected, atol)
     # Which has forgotten the offsets of its fit.
     served = OffsetModel.from_bytes(model.to_bytes())
     for device in ("numpy", "cpu"):
@@ -183,10 +184,12 @@ def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
 # Exponentials held in float32, in float16, not at all.
 @pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])
-def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
+@pytest.mark.parametrize("device", DEVICES)
+def test_sinkhorn_is_true_whatever_room_there_is(device, memory, tau, real):
     parameters = {"tau": tau, "iterations": 10}
     sets = of_real(real, 700, 600, 240)
-    assert_true("dbsn", parameters, "cosine", *sets, compute=Compute(memory=memory))
+    compute = Compute(device, memory=memory)
+    assert_true("dbsn", parameters, "cosine", *sets, compute=compute)
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
@@ -231,14 +234,8 @@ def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(
 ):
     bank, target_bank, seen, fresh = units(rng, 50, 30, 80, 25, d=16)
     model = fit(seen, Bank(bank, target_bank), method, **parameters)
-    both = np.concatenate([seen, fresh])
-    if method in ("sn", "dbsn"):
-        # The iterations end on a step that reads the bank's weights alone.
-        columns = seen if method == "sn" else np.concatenate([seen, target_bank])
-        raw = formulas.last_half_step(bank, columns, both, "cosine", **parameters)
-    else:  # no target's offset knows of another
-        given = (bank, both, "cosine", target_bank)
-        raw = formulas.raw_offsets(method, *given, **parameters)
+    given = (bank, np.concatenate([seen, fresh]), "cosine", target_bank)
+    raw = formulas.raw_offsets(method, *given, columns=seen, **parameters)
     assert_near(model.offsets(fresh), (raw - raw[:80].mean())[80:])
 
 

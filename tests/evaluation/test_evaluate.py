@@ -9,7 +9,7 @@ from scipy import stats
 from hubplugin import Bank, InputError, evaluate, fit
 from hubplugin.model import QueryMap
 from hubplugin.rerank import fit_rule
-from tests.core.formulas import inverted_softmax, similarity
+from tests.core.formulas import offsets, similarity
 
 RULES = ["dis", "dualdis", "dsl", "gc"]
 PLANS = ["otn", "l2n", "hn"]
@@ -74,8 +74,8 @@ def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric, 
     found = evaluate(targets, bank, **given, methods=["is tau=0.5"])
     raw = similarity(queries, targets, metric)
     assert_figures(found.raw, raw, true)
-    offsets = inverted_softmax(bank.queries, targets, metric, 0.5)
-    assert_figures(found["is tau=0.5"], raw + offsets, true)
+    corrected = offsets("is", bank.queries, targets, metric, tau=0.5)
+    assert_figures(found["is tau=0.5"], raw + corrected, true)
 
 
 def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scene, rng):

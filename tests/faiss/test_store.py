@@ -311,16 +311,6 @@ def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(file, model
     assert opened(file).correction().active
 
 
-def test_an_open_store_looks_at_the_file_as_it_is(file, model):
-    store = opened(written(file, filled("Flat", GALLERY)))
-    apply(store, model)
-    grow(file, np.ascontiguousarray(3 * BANK))
-    assert inspect(store, queries=0).count == 560
-    assert store.search(BANK[:1], 1, raw=True).ids[0][0] >= 500
-    refresh(store)
-    assert inspect(opened(file), queries=0).stale == 0
-
-
 def test_ids_below_zero_are_found_as_plain_faiss_finds_them(file):
     """Signed 64-bit hashes are common; -1 alone means that nothing was found."""
     ids = RNG.integers(-(2**62), 2**62, len(GALLERY))

@@ -5,7 +5,8 @@ import pytest
 
 from hubplugin import Bank, InputError, fit, load
 from hubplugin.rerank import Reranker, fit_rule
-from tests.core.formulas import inverted_softmax, similarity
+from tests.core.formulas import offsets, similarity
+from tests.galleries import assert_near
 
 METRICS = ["cosine", "dot", "euclidean"]
 TAU = 0.05
@@ -26,13 +27,9 @@ def rescored(rule, queries, targets, metric):
     return rule.rescore(similarity(queries, targets, metric), rule.keep(targets))
 
 
-def assert_equal(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def assert_equal_but_for_a_constant(found, expected):
+def assert_near_but_for_a_constant(found, expected):
     shift = found - expected
-    assert_equal(shift, shift.mean())
+    assert_near(shift, shift.mean())
 
 
 def active_set(bank, targets, metric, k):
@@ -48,11 +45,10 @@ def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
     s = similarity(queries, targets, metric)
     corrected = active_set(bank, targets, metric, k)[s.argmax(axis=1)]
     assert 0 < corrected.sum() < len(queries) or k > 1
-    offsets = inverted_softmax(bank, targets, metric, TAU)
-    offsets -= offsets.mean()
     rule = fit_rule(targets, bank, "dis", metric=metric, tau=TAU, k=k)
-    expected = np.where(corrected[:, None], s + offsets, s)
-    assert_equal(rescored(rule, queries, targets, metric), expected)
+    corrected_by = offsets("is", bank, targets, metric, tau=TAU)
+    expected = np.where(corrected[:, None], s + corrected_by, s)
+    assert_near(rescored(rule, queries, targets, metric), expected)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
@@ -78,9 +74,9 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
         assert positive.sum() > 30
         if any(state):
             expected = np.log(paper[row, positive]) * TAU * 0.1 / (TAU + 0.1)
-            assert_equal_but_for_a_constant(ours[row, positive], expected)
+            assert_near_but_for_a_constant(ours[row, positive], expected)
         else:
-            assert_equal(ours[row, positive], s[row, positive])
+            assert_near(ours[row, positive], s[row, positive])
 
 
 def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets):
@@ -96,9 +92,9 @@ def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets
     alone = np.flatnonzero(own & ~other)
     assert alone.size
     scale = 0.1 / (TAU + 0.1)  # of one factor's share of the score
-    expected = scale * (s + inverted_softmax(bank, targets, "euclidean", TAU))
+    expected = scale * (s + offsets("is", bank, targets, "euclidean", tau=TAU))
     for row in alone:
-        assert_equal_but_for_a_constant(ours[row], expected[row])
+        assert_near_but_for_a_constant(ours[row], expected[row])
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -110,7 +106,7 @@ def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     rule = fit_rule(None, bank, "dsl", metric=metric, temperature=t)
     assert rule.keep(targets).shape == (len(targets),)
     expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
-    assert_equal(rescored(rule, queries, targets, metric), expected)
+    assert_near(rescored(rule, queries, targets, metric), expected)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -120,7 +116,7 @@ def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
     probe = similarity(bank, targets, metric)
     rule = fit_rule(None, bank, "gc", metric=metric)
     expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
-    assert_equal(rescored(rule, queries, targets, metric), expected)
+    assert_near(rescored(rule, queries, targets, metric), expected)
 
 
 @pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
@@ -136,7 +132,7 @@ def test_candidates_are_ranked_as_in_the_whole_gallery(method, sets):
         expected = sorted(found, key=lambda j: -corrected[j])
         assert found[order].tolist() == expected
         ranked = np.sort(corrected[found])[::-1]
-        np.testing.assert_allclose(scores, ranked, rtol=0, atol=1e-6)
+        assert_near(scores, ranked, 1e-6)
     assert not any(map(len, reranker.rerank(queries[0], [], [])))
 
 
