@@ -1,10 +1,10 @@
 """Texts and clicks read from logs."""
 
-import csv
-import json
 import sys
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hubplugin import InputError
@@ -16,21 +16,15 @@ TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
 
 
 def write(path, texts, column="query"):
-    separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({"at": [1] * len(texts), column: texts}), path)
-    elif separator:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter=separator)
-            writer.writerows([["at", column], *([1, text] for text in texts)])
-    else:
-        lines = texts
-        if path.suffix == ".jsonl":
-            lines = [json.dumps({"at": 1, column: text}) for text in texts]
-        path.write_text("\n".join([*lines, ""]), "utf-8")
+    table = pd.DataFrame({"at": 1, column: texts})
+    kinds = {
+        ".parquet": table.to_parquet,
+        ".csv": partial(table.to_csv, index=False),
+        ".tsv": partial(table.to_csv, index=False, sep="\t"),
+        ".jsonl": partial(table.to_json, orient="records", lines=True),
+        ".txt": partial(np.savetxt, X=texts, fmt="%s"),
+    }
+    kinds[path.suffix](path)
     return path
 
 
