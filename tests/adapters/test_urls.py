@@ -8,7 +8,7 @@ import pytest
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.registry import open_store
-from tests.galleries import flat_index
+from tests.galleries import collection, flat_index
 from tests.refusals import refused
 
 
@@ -63,13 +63,8 @@ def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypat
     qdrant_client = pytest.importorskip(
         "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
     )
-    client, models = (
-        qdrant_client.QdrantClient(path=str(tmp_path / "q")),
-        qdrant_client.models,
-    )
-    client.create_collection(
-        "photos", models.VectorParams(size=3, distance=models.Distance.DOT)
-    )
+    client = qdrant_client.QdrantClient(path=str(tmp_path / "q"))
+    collection(client, np.eye(3))
     client.close()
     monkeypatch.chdir(tmp_path)
     for url in (

@@ -23,7 +23,7 @@ from hubplugin.validation import (
     uncorrected,
 )
 from tests.core import formulas
-from tests.galleries import assert_near, flat_index, unit
+from tests.galleries import assert_near, flat_store, unit
 from tests.refusals import refused
 
 N, D, PAIRS = 600, 16, 400
@@ -332,7 +332,7 @@ def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(
     targets, log, tmp_path
 ):
     """On offsets alone the guard refuses this log."""
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    store = flat_store(tmp_path, targets)
     harmful = {"strength": 60.0}  # so that offsets are far wider than similarities
     with pytest.raises(CorrectionRefused):
         apply(store, log, **harmful)

@@ -13,6 +13,7 @@ import hubplugin_faiss
 from hubplugin import HubpluginError, StoreError, fit
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss.cases import IP, L2, draw, filled, made, stored, written
+from tests.refusals import refused
 
 (X,) = draw(np.random.default_rng(1), 50, d=8)
 OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
@@ -96,17 +97,15 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
     make, given = REFUSED[says]
-    with pytest.raises(HubpluginError) as caught:
+    with refused(HubpluginError, says):
         upgrade(make(), given)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_downgrade_and_add_need_an_upgraded_index():
     says = r"is not upgraded; upgrade\(index, model\) puts offsets into it"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         downgrade(flat())
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         add(flat(), X, OFFSETS)
 
 
@@ -125,9 +124,8 @@ def test_downgrade_and_add_need_an_upgraded_index():
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given):
     case = made(kind, IP, n=300, d=8)
     upgraded = upgrade(case.index, case.offsets)
-    with pytest.raises(HubpluginError) as caught:
+    with refused(HubpluginError, says):
         add(upgraded, *given)
-    assert says in str(caught.value)
     assert upgraded.ntotal == 300
 
 
@@ -173,7 +171,7 @@ def test_vectors_are_not_added_with_another_model():
     )
     upgraded = upgrade(flat(), model)
     says = "are those of another model; add with that one"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50
     add(upgraded, X[:3], model)

@@ -8,14 +8,14 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import QdrantClient
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError, apply, evaluate, fit, open_store
 from hubplugin.measures.hubness import share_of_most_found, skewness
 from tests.commands import asked, complains, run, typed
 from tests.core.formulas import similarity
-from tests.galleries import flat_index, unit
+from tests.galleries import collection, flat_store, unit
 from tests.refusals import refused
 
 ROWS, QUERIES, FIRST = 400, 150, 1_000
@@ -39,7 +39,7 @@ def store(vectors, tmp_path, monkeypatch):
     np.save("queries.npy", vectors[0])
     np.save("truth.npy", TRUE)
     ids = FIRST + np.arange(ROWS)
-    return open_store(flat_index(tmp_path / "photos.faiss", vectors[1], ids))
+    return flat_store(tmp_path, vectors[1], ids)
 
 
 @pytest.fixture
@@ -132,11 +132,8 @@ def test_a_store_without_a_correction_is_searched_raw(store, vectors):
 
 def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vectors):
     client = QdrantClient(":memory:")
-    client.create_collection(
-        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
-    )
     payload = [{"even": row % 2 == 0} for row in range(ROWS)]
-    client.upload_collection("photos", vectors[1], payload, ids=range(ROWS))
+    collection(client, vectors[1], payload)
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
     photos = hubplugin_qdrant.open_store(client, "photos")

@@ -8,8 +8,7 @@ import pytest
 from hubplugin import InputError
 from hubplugin.jobs.naming import LONGEST, display_names, names_of
 from hubplugin.metric import Metric
-from hubplugin.registry import open_store
-from tests.galleries import flat_index
+from tests.galleries import flat_store
 from tests.keepers import DIM, InChroma, InLanceDB, InQdrant
 from tests.refusals import refused
 
@@ -37,7 +36,7 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(kind, tmp_path):
 
 
 def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
-    store = open_store(flat_index(tmp_path / "photos.faiss", VECTORS))
+    store = flat_store(tmp_path, VECTORS)
     assert names_of(store)([1]) == [None]
     with refused(InputError, "'title' is none: pass a file as show="):
         names_of(store, "title")([1])

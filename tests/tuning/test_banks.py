@@ -13,7 +13,7 @@ from hubplugin.guard import judge
 from hubplugin.metric import Metric
 from hubplugin.validation import sample_of
 from hubplugin.vectors import Sliceable
-from tests.galleries import flat_index
+from tests.galleries import flat_store
 from tests.refusals import refused
 
 
@@ -36,7 +36,7 @@ def read(real):
 
 def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
     (queries, targets, second), counts = read
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets.array()))
+    store = flat_store(tmp_path, targets.array())
     counts.clear()
     hubplugin.apply(store, hubplugin.Bank(queries, second))
     assert counts == {"bank_queries": 1, "bank_targets": 1}

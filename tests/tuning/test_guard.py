@@ -13,7 +13,7 @@ from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
 from hubplugin.validation import Figures, Margins
-from tests.galleries import flat_index, unit
+from tests.galleries import flat_store, unit
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +320,7 @@ def test_a_rise_of_skewness_is_a_note_and_no_objection(gallery, queries, documen
 
 @pytest.fixture
 def store(gallery, tmp_path):
-    return open_store(flat_index(tmp_path / "photos.faiss", unit(gallery[:500])))
+    return flat_store(tmp_path, unit(gallery[:500]))
 
 
 def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(

@@ -11,6 +11,8 @@ import numpy as np
 import hubplugin
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
+from tests.core.formulas import similarity
+from tests.galleries import assert_near, unit
 from tests.keepers import DIM, KEEPERS
 
 COUNT, CHANGED = 600, 100
@@ -25,11 +27,9 @@ AFTER = {
 
 
 def draw(seed, count):
-    rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(6, DIM))
-    vectors = centres[rng.integers(6, size=count)] + rng.normal(size=(count, DIM))
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / lengths).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    return unit(centres[rng.integers(6, size=count)] + rng.normal(size=(count, DIM)))
 
 
 def make(keeper):
@@ -104,14 +104,14 @@ def look(keeper):
         if wrong.any():  # the store has its own way with these
             return said
     queries = draw(5, 20)
-    scores = queries.astype(np.float64) @ vectors.T
+    scores = similarity(queries, vectors, "cosine")
     if said != "raw 0":
         scores = scores + offsets
     hits = store.search(queries, 10)
     found = [[ids.index(key) for key in line] for line in hits.ids]
     ranked = np.take_along_axis(scores, np.array(found), axis=1)
     told = np.array([keeper.gains(line) for line in hits.scores])
-    np.testing.assert_allclose(told - told[:, :1], ranked - ranked[:, :1], atol=1e-4)
+    assert_near(told - told[:, :1], ranked - ranked[:, :1], 1e-4)
     least = np.sort(scores, axis=1)[:, -10:-9] - 1e-4
     assert (ranked >= least).mean() >= 0.97  # candidates are chosen for 0.995
     return said

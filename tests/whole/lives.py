@@ -5,6 +5,7 @@ model by which searches rank, and the one before. Searches are compared with ari
 in float64.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from hubplugin.errors import StoreError
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
+from tests.core.formulas import similarity
+from tests.galleries import assert_near
 from tests.keepers import DIM
 from tests.refusals import refused
 
@@ -29,6 +32,14 @@ STEPS = (
 
 def fingerprint(model):
     return model and model.fingerprint
+
+
+def without_zeros(vectors):
+    return vectors[vectors.any(axis=1)]
+
+
+def refused_without(model, said):
+    return nullcontext() if model else refused(StoreError, said)
 
 
 class Life:
@@ -154,55 +165,48 @@ class Life:
             model = model.centre_on(self.seen())
         return model
 
+    def rows(self):
+        """Return the vectors that are there [n, d]."""
+        return np.stack(list(self.vectors.values()))
+
     def seen(self):
         """Return the vectors that a model can judge [n, d]."""
-        vectors = np.stack(list(self.vectors.values()))
-        return vectors[vectors.any(axis=1)]
+        return without_zeros(self.rows())
 
     def bank(self):
-        bank = self.draw(60)
-        return bank[bank.any(axis=1)]
+        return without_zeros(self.draw(60))
 
     def apply(self):
-        model = self.fit()
-        write(self.store, model, force=True)
-        self.activate(model)
+        self.write(self.fit())
 
     def apply_again(self):
         """Write the model that is active, or half-written, once more."""
         model = self.half or self.active
         if model is not None:
-            write(self.store, model, force=True)
-            self.activate(model)
+            self.write(model)
 
-    def refit(self):
-        if self.active is None:
-            with refused(StoreError, "no active correction"):
-                hubplugin.refit(self.store, self.bank(), force=True)
-            return
-        done = hubplugin.refit(
-            self.store, self.bank(), "nnn", k=5, learn=False, force=True
-        )
-        self.activate(done.model)
-
-    def rollback(self):
-        if self.previous is None:
-            with refused(StoreError, "nothing to roll back to"):
-                hubplugin.rollback(self.store)
-            return
-        model = self.previous
-        assert hubplugin.rollback(self.store).model.fingerprint == model.fingerprint
+    def write(self, model):
+        write(self.store, model, force=True)
         self.activate(model)
 
+    def refit(self):
+        with refused_without(self.active, "no active correction"):
+            fit = {"method": "nnn", "k": 5, "learn": False, "force": True}
+            self.activate(hubplugin.refit(self.store, self.bank(), **fit).model)
+
+    def rollback(self):
+        model = self.previous
+        with refused_without(model, "nothing to roll back to"):
+            done = hubplugin.rollback(self.store)
+            assert done.model.fingerprint == model.fingerprint
+            self.activate(model)
+
     def refresh(self):
-        if self.active is None:
-            with refused(StoreError, "correction"):
-                hubplugin.refresh(self.store)
-            return
-        lacking, wrong = self.count_wrong()
-        done = hubplugin.refresh(self.store)
-        assert done.missing + done.stale == lacking + wrong
-        self.give_offsets(self.active, list(self.vectors))
+        wrong = self.count_wrong()
+        with refused_without(self.active, "correction"):
+            done = hubplugin.refresh(self.store)
+            assert done.missing + done.stale == wrong
+            self.give_offsets(self.active, list(self.vectors))
 
     def remove(self):
         if self.rng.random() < 0.7:  # or most of a life is without a correction
@@ -265,20 +269,20 @@ class Life:
         return not np.array_equal(self.offsets[key][1], self.vectors[key])
 
     def count_wrong(self):
-        """Return how many targets have no offset, and how many another than the model's."""
-        held = {key: self.offset(key) for key in self.vectors}
+        """Return how many targets have no offset, or another than the model's."""
+        if self.active is None:
+            return 0
+        held = np.array([self.offset(key) for key in self.vectors])
         before = dict(self.offsets)
         self.give_offsets(self.active, list(self.vectors))
-        right = np.array([self.offsets[key][0] for key in held])
+        right = np.array([self.offsets[key][0] for key in self.vectors])
         self.offsets = before
-        stored = np.array(list(held.values()))
-        differs = np.abs(stored - right) > 1e-4 * (1 + np.abs(right))
-        return int(np.isnan(stored).sum()), int(differs.sum())
+        return (~(np.abs(held - right) <= 1e-4 * (1 + np.abs(right)))).sum()
 
     def similarities(self, queries, model, zero):
         """Return [q, n] in float64; `zero` is that of vectors of length 0 by cosine."""
         asked = queries.astype(np.float64)
-        targets = np.stack(list(self.vectors.values())).astype(np.float64)
+        targets = self.rows().astype(np.float64)
         if self.metric is Metric.COSINE:
             asked /= np.linalg.norm(asked, axis=1, keepdims=True)
             lengths = np.linalg.norm(targets, axis=1, keepdims=True)
@@ -286,7 +290,7 @@ class Life:
         if model is not None and model.query_map is not None:
             asked = asked + asked @ model.query_map.step.astype(np.float64).T
         if self.metric is Metric.EUCLIDEAN:
-            return -((asked[:, None] - targets[None]) ** 2).sum(axis=2) / 2
+            return similarity(asked, targets, "euclidean")
         similarities = asked @ targets.T
         if self.metric is Metric.COSINE:
             similarities[:, ~targets.any(axis=1)] = zero
@@ -316,11 +320,11 @@ class Life:
                 if np.isinf(offset):
                     assert self.has_changed(key)
                 else:
-                    expected = np.nan_to_num(self.offset(key))
-                    assert np.nan_to_num(offset) == pytest.approx(expected, abs=1e-4)
+                    found, expected = np.nan_to_num([offset, self.offset(key)])
+                    assert found == pytest.approx(expected, abs=1e-4)
         assert sorted(seen, key=str) == sorted(self.vectors, key=str)
         report = hubplugin.inspect(self.store, queries=0)
-        assert report.missing + report.stale == sum(self.count_wrong())
+        assert report.missing + report.stale == self.count_wrong()
 
     def check_ranking(self, queries, k, *, raw):
         model = None if raw else self.active
@@ -343,7 +347,5 @@ class Life:
             shares.append((found >= best[-1] - room).mean())
             gains = self.keeper.gains(told)
             seen = np.isfinite(found)
-            np.testing.assert_allclose(
-                (gains - gains[0])[seen], (found - found[0])[seen], atol=room
-            )
+            assert_near((gains - gains[0])[seen], (found - found[0])[seen], room)
         assert np.mean(shares) >= self.keeper.recall

@@ -5,13 +5,12 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from qdrant_client import models
 
 from hubplugin import Recorder, open_store
 from hubplugin.store import read_recorded
 from hubplugin_qdrant import HubQdrantClient
 from tests.commands import STORE, asked, complains, run, typed, unwrapped
-from tests.galleries import unit
+from tests.galleries import collection, unit
 
 QUERIES = "photos.faiss.queries"
 """Where queries are recorded by default."""
@@ -86,9 +85,7 @@ def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
 
 def test_a_folder_of_a_qdrant_client_is_named_behind_the_store(bank):
     client = HubQdrantClient(path="qdrant", record="queries")
-    client.create_collection(
-        "photos", models.VectorParams(size=384, distance=models.Distance.COSINE)
-    )
+    collection(client, bank[:1])
     client.query_points("photos", bank[0])
     client.close()
     store = "qdrant-local:qdrant/photos"

@@ -11,15 +11,18 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient
 from typer.main import get_command
 
 import hubplugin
+import hubplugin_qdrant
 from hubplugin import __version__
 from hubplugin.cli import app
 from hubplugin.cli.application import as_typed
 from hubplugin.errors import Parameter
 from pages.json_output import FIGURES, schema_of
 from tests.commands import STORE, asked, complains, run, typed, unwrapped
+from tests.galleries import collection, flat_index
 
 pytestmark = pytest.mark.slow
 
@@ -243,3 +246,42 @@ def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(words, said, 
     before = Path("photos.faiss").read_bytes()
     complains(*words, said=said)
     assert Path("photos.faiss").read_bytes() == before
+
+
+DIM = 6
+URL = "qdrant-local:local/photos"
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A corrected collection in local mode, and a file of queries."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    client = QdrantClient(path="local")
+    collection(client, rng.normal(size=(120, DIM)))
+    store = hubplugin_qdrant.open_store(client, "photos")
+    hubplugin.apply(store, rng.normal(size=(120, DIM)), "is", force=True)
+    client.close()
+    np.save("queries.npy", rng.normal(size=(3, DIM)))
+
+
+def test_explain_prints_a_request_to_paste_for_a_file_or_the_first_point(made):
+    first = np.load("queries.npy")[0]
+    for words in (["--vector", "queries.npy"], []):
+        printed = typed("explain", URL, *words)
+        request = "http://localhost:6333/collections/photos/points/query"
+        assert printed.startswith(f"curl -X POST {request}")
+        body = json.loads(printed.split("-d '")[1].split("'\n")[0])
+        query = body["prefetch"][0]["query"]
+        assert np.allclose(query, first) == bool(words)
+        assert len(query) == DIM
+    request = asked("explain", URL)["request"]
+    assert request["method"] == "POST"
+    assert request["path"] == "/collections/photos/points/query"
+
+
+def test_what_explain_cannot_say_is_one_line(made):
+    np.save("other.npy", np.ones((3, DIM + 1)))
+    said = "--vector has 7 dimensions, qdrant-local:"
+    complains("explain", URL, "--vector", "other.npy", said=said)
+    complains("explain", flat_index("photos.faiss", np.eye(DIM)), said="")

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import QdrantClient
 
 from hubplugin import Bank, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
 from hubplugin.errors import InputError, StoreError
 from tests.commands import run, typed, unwrapped
-from tests.galleries import flat_index, unit
+from tests.galleries import collection, flat_store, unit
 from tests.refusals import refused
 
 COUNT, DIM = 240, 384
@@ -32,13 +32,10 @@ def title(row):
 
 def in_qdrant(targets):
     client = QdrantClient(path="store")
-    client.create_collection(
-        "a", models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-    )
     payload = [{"of": title(row)} | title(row) for row in range(COUNT)]
-    client.upload_collection("a", targets, payload, ids=range(COUNT))
+    collection(client, targets, payload)
     client.close()
-    return "qdrant-local:store/a"
+    return "qdrant-local:store/photos"
 
 
 def read_titles(store, field="title"):
@@ -127,7 +124,7 @@ def test_what_has_no_such_field_is_no_store_or_has_no_model_is_refused(
         read_titles(vectors[0])
     with refused(InputError, "need the model that embeds queries: pass embed="):
         Bank.from_field(store, "title", None)
-    index = open_store(flat_index(tmp_path / "a.faiss", vectors[0]))
+    index = flat_store(tmp_path, vectors[0])
     said = "its targets are vectors alone, without a field 'title'"
     with refused(StoreError, said):
         read_titles(index)
