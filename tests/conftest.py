@@ -3,10 +3,8 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ if shutil.which("nvidia-smi") is None:
 DATA = Path(__file__).parent.parent / "examples" / "data"
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leaves out files whose tests are all slow where slow tests are: to import what they need takes seconds, and the
     frameworks longer than all that is fast."""
     if "not slow" not in config.getoption("markexpr"):
@@ -32,7 +30,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if wholly or collection_path.name == "frameworks" else None
 
 
-def copied(value: Any) -> Any:
+def copied(value):
     """What `copy.deepcopy` makes of it, in a fifth of the time where it is JSON."""
     if type(value) is dict:
         return {key: copied(each) for key, each in value.items()}
@@ -45,7 +43,7 @@ def copied(value: Any) -> Any:
     )
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Qdrant's local mode parses the key of an offset, asks for the types of a union and copies the payload for each
     point that it ranks, and a client copies all schemas: half of the time of the tests that use it. Here what it has
     parsed and asked for is kept, and it copies quicker; it computes the same."""
@@ -60,15 +58,13 @@ def pytest_collection_finish() -> None:
             setattr(found, name, quick(getattr(found, name)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """The tests of the wheel first, which take longest: behind all others, one process would wait for the other."""
     items.sort(key=lambda item: item.path.name != "test_wheel.py")
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+def pytest_runtest_makereport(item, call):
     """Where torch is not installed (`make light`), leaves out the tests that ask for a device of it, and says so."""
     outcome = yield
     report, error = outcome.get_result(), call.excinfo
@@ -85,30 +81,30 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def real() -> dict[str, np.ndarray]:
+def real():
     """The example set: bank_queries, bank_targets, test_queries, test_targets, each [rows, 384] float16."""
     return {path.stem: np.load(path) for path in DATA.glob("*.npy")}
 
 
 @pytest.fixture(autouse=True)
-def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_calibration_queries(monkeypatch):
     """Local mode searches in Python, where a calibration would take most of the time of a test."""
     monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
+def rng():
     return np.random.default_rng(7)
 
 
 @pytest.fixture
-def full_disk() -> Callable[..., AbstractContextManager[None]]:
+def full_disk():
     """`with full_disk():` no file of this process can be longer than `size` bytes: what is written beyond is refused
     half-way, as by a disk that is full, with "File too large"."""
     resource = pytest.importorskip("resource")
 
     @contextmanager
-    def full(size: int = 50_000) -> Iterator[None]:
+    def full(size=50_000):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         try:

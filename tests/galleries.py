@@ -1,18 +1,32 @@
 """Galleries as many tests need them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from hubplugin import open_store
 
-def unit(rows: np.ndarray) -> np.ndarray:
+
+def unit(rows):
     """`rows` [n, d] at length 1, as float32."""
     rows = np.asarray(rows, np.float64)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def flat_index(file: Path, vectors: np.ndarray, ids: np.ndarray | None = None) -> str:
+def flat_store(folder, vectors, ids=None):
+    """Returns the store of such an index in a folder."""
+    return open_store(flat_index(folder / "photos.faiss", vectors, ids))
+
+
+def collection(client, vectors, payload=None, name="photos"):
+    """Makes a Qdrant collection of `vectors` [n, d], compared by cosine, under the ids 0, 1, ..."""
+    from qdrant_client import models
+
+    cosine = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
+    client.create_collection(name, cosine)
+    client.upload_collection(name, vectors, payload, ids=range(len(vectors)))
+
+
+def flat_index(file, vectors, ids=None):
     """Writes `vectors` as an index that is searched exactly by inner product, under `ids` if given; returns its URL."""
     faiss = pytest.importorskip(
         "faiss", reason="needs faiss-cpu: pip install '.[faiss]'"
@@ -25,3 +39,7 @@ def flat_index(file: Path, vectors: np.ndarray, ids: np.ndarray | None = None) -
         index.add_with_ids(vectors, ids)
     faiss.write_index(index, str(file))
     return f"faiss:{file}"
+
+
+def assert_near(found, expected, atol=1e-5):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 class Parsed(HTMLParser):
     """The references of a page, and its tags."""
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         super().__init__()
         self.references, self.tags = [], []
         self.feed(text)

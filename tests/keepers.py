@@ -1,15 +1,12 @@
 """The gallery `photos` in each store, as a user changes it who knows nothing of hubplugin."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 
 import hubplugin
 from hubplugin.metric import Metric
-from hubplugin.store import Id, Store
 
 DIM = 8
 
@@ -29,57 +26,59 @@ class Keeper(ABC):
         room: how far a score may lie from the exact one, relative to the largest.
     """
 
-    metrics: ClassVar[Sequence[Metric]] = tuple(Metric)
+    metrics = tuple(Metric)
     keeps = False
     remembers = False
     checks = False
     maps_all = True
     has_zeros = True
     zero = (0.0, 0.0)
-    holds: type[np.floating] = np.float32
+    holds = np.float32
     recall = 1.0
     room = 1e-4
 
-    def __init__(self, place: str, metric: Metric, number: int = 0):
+    def __init__(self, place, metric, number=0):
         self.place = place
         self.metric = metric
         self.number = number
 
-    def key(self, number: int) -> Id:
+    def key(self, number):
         """Return the id of a target."""
         return number
 
     @abstractmethod
-    def create(self, name: str = "photos") -> None:
+    def create(self, name="photos"):
         """Make the gallery, which is empty, or one of another name."""
 
     @abstractmethod
-    def put(self, ids: Sequence[Id], vectors: np.ndarray) -> None:
+    def put(self, ids, vectors):
         """Add targets, or overwrite them."""
 
     @abstractmethod
-    def delete(self, ids: Sequence[Id]) -> None:
+    def delete(self, ids):
         """Delete targets."""
 
-    def mark(self, ids: Sequence[Id]) -> None:  # noqa: B027
-        """Change something of targets that is not their vector."""
+    def entitle(self, key, title):  # noqa: B027
+        """Give a target a title, which changes nothing of its vector."""
 
-    def put_by_hubplugin(self, ids: Sequence[Id], vectors: np.ndarray) -> bool:
+    def put_by_hubplugin(self, ids, vectors):
         """Do as `put`, with offsets. Return False where hubplugin has nothing for it."""
         return False
 
-    @abstractmethod
-    def open(self) -> Store:
-        """Return the store as another program opens it."""
+    url: str
 
-    def restart(self) -> None:  # noqa: B027
+    def open(self):
+        """Return the store as another program opens it."""
+        return hubplugin.open_store(self.url)
+
+    def restart(self):  # noqa: B027
         """Let go of everything, as a program that ends."""
 
     @abstractmethod
-    def left(self) -> list[str]:
+    def left(self):
         """Return the names of what lies there beside the gallery."""
 
-    def gains(self, scores: Sequence[float]) -> np.ndarray:
+    def gains(self, scores):
         """Return scores as similarities, up to one number for all."""
         return np.array(scores, np.float64)
 
@@ -88,18 +87,22 @@ class InChroma(Keeper):
     keeps = remembers = True
     recall = 0.9  # its graph loses one of 60 now and then
 
-    def key(self, number: int) -> Id:
+    @property
+    def url(self):
+        return f"chroma:{self.place}/photos"
+
+    def key(self, number):
         return f"k{number}"
 
-    def _connect(self) -> Any:
+    def _connect(self):
         import chromadb
 
         return chromadb.PersistentClient(self.place)
 
-    def photos(self) -> Any:
+    def photos(self):
         return self._connect().get_collection("photos", embedding_function=None)
 
-    def create(self, name: str = "photos") -> None:
+    def create(self, name="photos"):
         space = {"cosine": "cosine", "dot": "ip", "euclidean": "l2"}[self.metric.value]
         hnsw = {"space": space, "ef_search": 1000}
         self._connect().create_collection(
@@ -112,8 +115,8 @@ class InChroma(Keeper):
     def delete(self, ids):
         self.photos().delete(ids=list(ids))
 
-    def mark(self, ids):
-        self.photos().update(ids=list(ids), metadatas=[{"seen": 1}] * len(ids))
+    def entitle(self, key, title):
+        self.photos().update(ids=key, metadatas={"title": title})
 
     def put_by_hubplugin(self, ids, vectors):
         from hubplugin_chroma import HubCollection
@@ -121,9 +124,6 @@ class InChroma(Keeper):
         hub = HubCollection(self._connect(), self.photos())
         hub.upsert(ids=list(ids), embeddings=vectors)
         return True
-
-    def open(self):
-        return hubplugin.open_store(f"chroma:{self.place}/photos")
 
     def left(self):
         names = [each.name for each in self._connect().list_collections()]
@@ -138,29 +138,33 @@ class InLanceDB(Keeper):
     keeps = remembers = checks = True
     zero = (np.nan, np.nan)
 
-    def key(self, number: int) -> Id:
+    @property
+    def url(self):
+        return f"lancedb:{self.place}/photos"
+
+    def key(self, number):
         return f"it's {number}"
 
-    def _connect(self) -> Any:
+    def _connect(self):
         import lancedb
 
         return lancedb.connect(self.place)
 
-    def photos(self) -> Any:
+    def photos(self):
         return self._connect().open_table("photos")
 
-    def _rows(self, ids: Sequence[Id], vectors: np.ndarray) -> Any:
+    def _rows(self, ids, vectors):
         import pyarrow as pa
 
         flat = np.asarray(vectors, np.float32).ravel()
         columns = {
             "id": pa.array(ids, pa.string()),
             "vector": pa.FixedSizeListArray.from_arrays(flat, DIM),
-            "seen": pa.nulls(len(ids), pa.int64()),
+            "title": pa.nulls(len(ids), pa.string()),
         }
         return pa.table(columns)
 
-    def create(self, name: str = "photos") -> None:
+    def create(self, name="photos"):
         rows = self._rows([], np.empty((0, DIM)))
         self._connect().create_table(name, rows)
 
@@ -168,18 +172,15 @@ class InLanceDB(Keeper):
         merge = self.photos().merge_insert("id").when_matched_update_all()
         merge.when_not_matched_insert_all().execute(self._rows(ids, vectors))
 
-    def _among(self, ids: Sequence[Id]) -> str:
+    def _among(self, *ids):
         doubled = [str(key).replace("'", "''") for key in ids]
         return f"""id IN ('{"', '".join(doubled)}')"""
 
     def delete(self, ids):
-        self.photos().delete(self._among(ids))
+        self.photos().delete(self._among(*ids))
 
-    def mark(self, ids):
-        self.photos().update(self._among(ids), {"seen": 1})
-
-    def open(self):
-        return hubplugin.open_store(f"lancedb:{self.place}/photos")
+    def entitle(self, key, title):
+        self.photos().update(self._among(key), {"title": title})
 
     def left(self):
         names = [path.name for path in Path(self.place).glob("*.lance")]
@@ -196,7 +197,7 @@ class InPostgres(Keeper):
     zero = (-np.inf, 0.0)
     holds = np.float16  # as in halfvec
 
-    def _run(self, statement: str, rows: Sequence[Any] = ()) -> Any:
+    def _run(self, statement, rows=()):
         import psycopg
 
         with psycopg.connect(self.place, autocommit=True) as connection:
@@ -207,7 +208,7 @@ class InPostgres(Keeper):
             cursor.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def __init__(self, place: str, metric: Metric, number: int = 0):
+    def __init__(self, place, metric, number=0):
         super().__init__(place, metric, number)
         self.kind = "vector"
         self.options = ""
@@ -217,10 +218,9 @@ class InPostgres(Keeper):
         if number % 3 == 2:
             self.options = "&index=none"
 
-    def create(self, name: str = "photos") -> None:
-        self._run(
-            f"CREATE TABLE {name} (id int PRIMARY KEY, embedding {self.kind}({DIM}), seen int)"
-        )
+    def create(self, name="photos"):
+        columns = f"id int PRIMARY KEY, embedding {self.kind}({DIM}), title text"
+        self._run(f"CREATE TABLE {name} ({columns})")
 
     def put(self, ids, vectors):
         self._run(
@@ -232,8 +232,8 @@ class InPostgres(Keeper):
     def delete(self, ids):
         self._run("DELETE FROM photos WHERE id = %s", [(key,) for key in ids])
 
-    def mark(self, ids):
-        self._run("UPDATE photos SET seen = 1 WHERE id = %s", [(key,) for key in ids])
+    def entitle(self, key, title):
+        self._run("UPDATE photos SET title = %s WHERE id = %s", [(title, key)])
 
     def put_by_hubplugin(self, ids, vectors):
         import hubplugin_pgvector
@@ -253,32 +253,31 @@ class InPostgres(Keeper):
         )
         return True
 
-    def open(self):
-        url = f"{self.place}&table=photos&metric={self.metric.value}{self.options}"
-        return hubplugin.open_store(url)
+    @property
+    def url(self):
+        options = f"table=photos&metric={self.metric.value}{self.options}"
+        return f"{self.place}&{options}"
 
     def left(self):
-        return [
-            name
-            for (name,) in self._run(
-                "SELECT attname::text FROM pg_attribute WHERE attname LIKE '%hub_%'"
-                " AND NOT attisdropped UNION SELECT relname::text FROM pg_class"
-                " WHERE relname LIKE '%hub_%' UNION SELECT nspname::text"
-                " FROM pg_namespace WHERE nspname = 'hubplugin'"
-            )
-        ]
+        found = self._run(
+            "SELECT attname::text FROM pg_attribute WHERE attname LIKE '%hub_%'"
+            " AND NOT attisdropped UNION SELECT relname::text FROM pg_class"
+            " WHERE relname LIKE '%hub_%' UNION SELECT nspname::text"
+            " FROM pg_namespace WHERE nspname = 'hubplugin'"
+        )
+        return [name for (name,) in found]
 
 
 class InQdrant(Keeper):
     """In local mode; every other one with second vectors."""
 
-    client: Any = None
+    client = None
 
     @property
-    def maps_all(self) -> bool:  # type: ignore[override]
+    def maps_all(self):
         return self.storage == "payload"
 
-    def _connect(self) -> Any:
+    def _connect(self):
         from qdrant_client import QdrantClient
 
         if self.client is None:
@@ -286,10 +285,10 @@ class InQdrant(Keeper):
         return self.client
 
     @property
-    def storage(self) -> Any:
+    def storage(self):
         return ("payload", "vector")[self.number % 2]
 
-    def create(self, name: str = "photos") -> None:
+    def create(self, name="photos"):
         from qdrant_client import models
 
         distance = {"cosine": "Cosine", "dot": "Dot", "euclidean": "Euclid"}
@@ -298,7 +297,7 @@ class InQdrant(Keeper):
         )
         self._connect().create_collection(name, {"image": parameters})
 
-    def _points(self, ids: Sequence[Id], vectors: np.ndarray) -> Any:
+    def _points(self, ids, vectors):
         from qdrant_client import models
 
         return [
@@ -312,8 +311,8 @@ class InQdrant(Keeper):
     def delete(self, ids):
         self._connect().delete("photos", list(ids))
 
-    def mark(self, ids):
-        self._connect().set_payload("photos", {"seen": 1}, list(ids))
+    def entitle(self, key, title):
+        self._connect().set_payload("photos", {"title": title}, [key])
 
     def put_by_hubplugin(self, ids, vectors):
         from hubplugin_qdrant import HubQdrantClient
@@ -321,6 +320,10 @@ class InQdrant(Keeper):
         hub = HubQdrantClient.wrap(self._connect())
         hub.upsert("photos", self._points(ids, vectors))
         return True
+
+    @property
+    def url(self):
+        return f"qdrant-local:{self.place}/photos?using=image&storage={self.storage}"
 
     def open(self):
         import hubplugin_qdrant
@@ -338,13 +341,12 @@ class InQdrant(Keeper):
         found = {each.name for each in client.get_collections().collections}
         for point in client.scroll("photos", limit=10_000, with_vectors=True)[0]:
             found.update(point.payload, point.vector)
-        return sorted(found - {"photos", "image", "n", "seen"})
+        return sorted(found - {"photos", "image", "n", "title"})
 
     def gains(self, scores):
         gains = super().gains(scores)
-        if (
-            self.metric is Metric.EUCLIDEAN
-        ):  # distances, below 0 where an offset is large
+        if self.metric is Metric.EUCLIDEAN:
+            # Distances, below 0 where an offset is large.
             return -np.sign(gains) * gains**2 / 2
         return gains
 
@@ -356,10 +358,10 @@ class InFaiss(Keeper):
     has_zeros = False
 
     @property
-    def file(self) -> str:
+    def file(self):
         return f"{self.place}/photos.faiss"
 
-    def create(self, name: str = "photos") -> None:
+    def create(self, name="photos"):
         import faiss
 
         index = faiss.index_factory(DIM, "IDMap2,Flat", faiss.METRIC_INNER_PRODUCT)
@@ -371,11 +373,10 @@ class InFaiss(Keeper):
         from hubplugin_faiss.handlers import handler_for
 
         index = faiss.read_index(self.file)
-        index.remove_ids(np.array(ids, np.int64))
+        ids = np.array(ids, np.int64)
+        index.remove_ids(ids)
         behind = handler_for(index).index  # a query map is for queries
-        behind.add_with_ids(
-            np.ascontiguousarray(vectors, np.float32), np.array(ids, np.int64)
-        )
+        behind.add_with_ids(np.ascontiguousarray(vectors, np.float32), ids)
         index.ntotal = behind.ntotal
         faiss.write_index(index, self.file)
 
@@ -394,23 +395,21 @@ class InFaiss(Keeper):
         index, model = hubplugin_faiss.read_index(self.file)
         if model is None:
             return False
-        hubplugin_faiss.remove_ids(index, np.array(ids, np.int64))
-        hubplugin_faiss.add(index, vectors, model, np.array(ids, np.int64))
+        ids = np.array(ids, np.int64)
+        hubplugin_faiss.remove_ids(index, ids)
+        hubplugin_faiss.add(index, vectors, model, ids)
         faiss.write_index(index, self.file)
         return True
 
-    def open(self):
-        return hubplugin.open_store(f"faiss:{self.file}?metric={self.metric.value}")
+    @property
+    def url(self):
+        return f"faiss:{self.file}?metric={self.metric.value}"
 
     def left(self):
-        return [
-            path.name
-            for path in Path(self.place).glob("photos*")
-            if path.name != "photos.faiss"
-        ]
+        names = [path.name for path in Path(self.place).glob("photos*")]
+        return [name for name in names if name != "photos.faiss"]
 
 
 KEEPERS = {
-    keeper.__name__: keeper
-    for keeper in (InQdrant, InFaiss, InPostgres, InChroma, InLanceDB)
+    each.__name__: each for each in (InQdrant, InFaiss, InPostgres, InChroma, InLanceDB)
 }

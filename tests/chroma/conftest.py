@@ -14,17 +14,9 @@ def server(tmp_path_factory):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("chroma")
-    program = Path(sys.executable).parent / "chroma"
-    command = [
-        program,
-        "run",
-        "--path",
-        folder,
-        "--host",
-        "localhost",
-        "--port",
-        str(port),
-    ]
+    program = Path(sys.executable).with_name("chroma")
+    place = ["--path", folder, "--host", "localhost", "--port", str(port)]
+    command = [program, "run", *place]
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(command, stdout=log, stderr=log) as process,

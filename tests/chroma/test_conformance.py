@@ -17,10 +17,8 @@ class TestChroma(StoreConformance):
 
     @pytest.fixture(autouse=True)
     def client(self, tmp_path):
-        self.place, self.chroma = (
-            f"chroma:{tmp_path}",
-            chromadb.PersistentClient(tmp_path),
-        )
+        self.place = f"chroma:{tmp_path}"
+        self.chroma = chromadb.PersistentClient(tmp_path)
 
     def create(self, ids, vectors):
         configuration = {"hnsw": {"space": self.space, "ef_search": 300}}
@@ -54,9 +52,7 @@ class TestChromaByDistance(TestChroma):
 class TestChromaServer(TestChroma):
     @pytest.fixture(autouse=True)
     def client(self, server):
-        self.place, self.chroma = (
-            f"chroma://{server}",
-            chromadb.HttpClient(*server.split(":")),
-        )
+        self.place = f"chroma://{server}"
+        self.chroma = chromadb.HttpClient(*server.split(":"))
         for collection in self.chroma.list_collections():
             self.chroma.delete_collection(collection.name)

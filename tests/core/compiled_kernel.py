@@ -28,7 +28,7 @@ TYPES = {
 }
 
 
-def compile_for(capability: int):
+def compile_for(capability):
     kernel = kernels._log_sum_exp
     constants = {
         "d": 384,
@@ -51,7 +51,7 @@ def compile_for(capability: int):
     return compile(source, GPUTarget("cuda", capability, 32), options)
 
 
-def resources(cubin: bytes) -> str:
+def resources(cubin):
     """Return what cuobjdump says of registers and STACK, which is what is spilled."""
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -63,7 +63,7 @@ def resources(cubin: bytes) -> str:
     return found.group() if found else "registers not shown"
 
 
-def main() -> None:
+def main():
     capability = int(sys.argv[1])
     os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp())
     compiled = compile_for(capability)

@@ -15,88 +15,34 @@ def logsumexp(x, axis):
 def similarity(queries, targets, metric):
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
     if metric == "euclidean":
-        return (
-            -cdist(q, t, "sqeuclidean") / 2
-        )  # differences first, then squares: exact far from the origin, too
+        # Differences first, then squares: exact far from the origin, too.
+        return -cdist(q, t, "sqeuclidean") / 2
     if metric == "cosine":
         q = q / np.linalg.norm(q, axis=1, keepdims=True)
         t = t / np.linalg.norm(t, axis=1, keepdims=True)
     return q @ t.T
 
 
-def inverted_softmax(bank, targets, metric, tau):
-    return -tau * logsumexp(similarity(bank, targets, metric) / tau, axis=0)
-
-
-def sinkhorn(bank, targets, metric, tau, iterations, target_bank=None):
-    columns = targets if target_bank is None else np.concatenate([targets, target_bank])
-    return last_half_step(bank, columns, targets, metric, tau, iterations)
-
-
-def last_half_step(bank, columns, targets, metric, tau, iterations):
-    """tau log beta of `targets`, which may be others than the columns that log alpha was sought over."""
-    x = similarity(bank, columns, metric) / tau
-    m, n = x.shape
-    log_beta = np.zeros(n)
-    for _ in range(iterations):
-        log_alpha = -np.log(m) - logsumexp(x + log_beta[None, :], axis=1)
-        log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], axis=0)
-    return tau * (
-        -np.log(n)
-        - logsumexp(
-            similarity(bank, targets, metric) / tau + log_alpha[:, None], axis=0
-        )
-    )
-
-
-def dual_inverted_softmax(bank, targets, metric, tau_query, tau_target, target_bank):
-    scale = tau_query * tau_target / (tau_query + tau_target)
-    from_queries = logsumexp(similarity(bank, targets, metric) / tau_query, axis=0)
-    from_targets = logsumexp(
-        similarity(target_bank, targets, metric) / tau_target, axis=0
-    )
-    return -scale * (from_queries + from_targets)
-
-
-def nearest(bank, targets, metric, k, alpha):
-    return -alpha * np.sort(similarity(bank, targets, metric), axis=0)[::-1][:k].mean(
-        axis=0
-    )
-
-
-def distribution(bank, targets, metric, lam):
-    b = np.asarray(bank, np.float64)
-    if metric == "cosine":
-        b = b / np.linalg.norm(b, axis=1, keepdims=True)
-        t = np.asarray(targets, np.float64)
-        return -lam * (t / np.linalg.norm(t, axis=1, keepdims=True)) @ b.mean(axis=0)
-    return -lam * similarity(b.mean(axis=0, keepdims=True), targets, metric)[0]
-
-
-def offsets(method, bank, targets, metric, target_bank=None, **p):
-    """The offsets of `method`, less their mean."""
-    raw = raw_offsets(method, bank, targets, metric, target_bank, **p)
+def offsets(*given, **parameters):
+    """The offsets that `raw_offsets` gives, less their mean."""
+    raw = raw_offsets(*given, **parameters)
     return raw - raw.mean()
 
 
-def raw_offsets(method, bank, targets, metric, target_bank=None, **p):
-    if method == "is":
-        return inverted_softmax(bank, targets, metric, p["tau"])
-    if method == "sn":
-        return sinkhorn(bank, targets, metric, p["tau"], p["iterations"])
-    if method == "dbsn":
-        return sinkhorn(bank, targets, metric, p["tau"], p["iterations"], target_bank)
+def raw_offsets(method, bank, targets, metric, target_bank=None, columns=None, **p):
+    """By `method`, up to a constant. columns: the targets of a Sinkhorn fit; `targets` by default."""
+    s = similarity(bank, targets, metric)
+    if method in ("sn", "dbsn"):
+        columns = targets if columns is None else columns
+        if method == "dbsn":
+            columns = np.concatenate([columns, target_bank])
+        return log_of("sn", s, columns=similarity(bank, columns, metric), **p)
     if method == "dualis":
-        return dual_inverted_softmax(
-            bank, targets, metric, p["tau_query"], p["tau_target"], target_bank
-        )
-    if method == "nnn":
-        return nearest(bank, targets, metric, p["k"], p["alpha"])
-    if method == "csls":
-        return nearest(bank, targets, metric, p["k"], 0.5)
-    if method == "dn":
-        return distribution(bank, targets, metric, p["lam"])
-    raise ValueError(f"no formula for {method}")
+        from_targets = similarity(target_bank, targets, metric)
+        first, second = p["tau_query"], p["tau_target"]
+        sums = logsumexp(s / first, axis=0) + logsumexp(from_targets / second, axis=0)
+        return -first * second / (first + second) * sums
+    return log_of(method, s, **p)
 
 
 def without_answers(s, gallery=None):
@@ -116,32 +62,35 @@ def without_answers(s, gallery=None):
     return s, 1 / count[nearest]
 
 
-def log_of(method, s, weights, **p):
-    """Raw offsets from similarities `s` [m, n] in which -inf leaves an entry out."""
+def log_of(method, s, weights=None, columns=None, **p):
+    """Raw offsets from similarities `s` [m, n] in which -inf leaves an entry out.
+
+    weights: of the bank queries, in a Sinkhorn fit. columns: what it is over; `s` by
+    default.
+    """
     if method == "is":
         return -p["tau"] * logsumexp(s / p["tau"], axis=0)
     if method == "sn":
-        x, log_beta = s / p["tau"], np.zeros(s.shape[1])
+        x = (s if columns is None else columns) / p["tau"]
+        m, n = x.shape
+        weights = np.ones(m) if weights is None else weights
+        log_beta = np.zeros(n)
         for _ in range(p["iterations"]):
-            log_alpha = np.log(weights / weights.sum()) - logsumexp(
-                x + log_beta[None, :], axis=1
-            )
-            log_beta = -np.log(s.shape[1]) - logsumexp(x + log_alpha[:, None], axis=0)
-        return p["tau"] * log_beta
-    if method == "dn":
-        return -p["lam"] * np.nanmean(np.where(np.isfinite(s), s, np.nan), axis=0)
-    return -p.get("alpha", 0.5) * np.sort(s, axis=0)[::-1][: p["k"]].mean(axis=0)
+            log_alpha = np.log(weights / weights.sum()) - logsumexp(x + log_beta, 1)
+            log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], 0)
+        last = logsumexp(s / p["tau"] + log_alpha[:, None], axis=0)
+        return p["tau"] * (-np.log(n) - last)
+    # A dot product with the mean of the bank is the mean of all similarities.
+    scale = p["lam"] if method == "dn" else p.get("alpha", 0.5)
+    largest = np.sort(s, axis=0)[::-1][: p.get("k")]
+    return -scale * np.nanmean(np.where(np.isfinite(largest), largest, np.nan), axis=0)
 
 
-def blend(s, leave_out, tau=None):
-    """The default: half dbsn, half nnn, weakened for a small bank. tau: half the spread of `s` [m, n] by default."""
-    m, tau = len(s), float(f"{0.5 * s.std():.4g}") if tau is None else tau
-    weights = np.ones(m)
-    if leave_out:
-        s, weights = without_answers(s)
-    both = log_of("sn", s, weights, tau=tau, iterations=3) + log_of(
-        "nnn", s, weights, k=16
-    )
+def blend(s, tau):
+    """The default, of a log: half dbsn, half nnn, weakened for a small bank."""
+    m = len(s)
+    s, weights = without_answers(s)
+    both = log_of("sn", s, weights, tau=tau, iterations=3) + log_of("nnn", s, k=16)
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -43,7 +42,7 @@ class OnCard(torch.Tensor):
     card_index: int
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, index: int = 0) -> OnCard:
+    def __new__(cls, inner, index=0):
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -61,7 +60,7 @@ class OnCard(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return current.run(func, args, kwargs or {})
 
-    def record_stream(self, stream) -> None:
+    def record_stream(self, stream):
         """Accept any stream: there is one."""
 
 
@@ -74,15 +73,15 @@ class Stream:
     def __init__(self, *_, **__):
         pass
 
-    def wait_stream(self, other) -> None:
+    def wait_stream(self, other):
         pass
 
 
 class Event(Stream):
-    def record(self, stream=None) -> None:
+    def record(self, stream=None):
         pass
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         current.paced += 1
 
 
@@ -115,7 +114,7 @@ class Card:
         self.current_device = [0]
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         """Set the counters to 0; what is held stays."""
         self.up = self.down = self.waits = self.paced = 0
         self.launches = self.moved = 0
@@ -124,7 +123,7 @@ class Card:
 
     # Memory
 
-    def hold(self, tensor: OnCard) -> None:
+    def hold(self, tensor):
         storage = tensor.inner.untyped_storage()
         key = storage._cdata
         if key not in self.storages:
@@ -137,7 +136,7 @@ class Card:
         self.storages[key][0] += 1
         weakref.finalize(tensor, self._drop, key)
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key):
         holders = self.storages.get(key)
         if holders is None:
             return
@@ -146,15 +145,15 @@ class Card:
             self.allocated -= holders[1]
             del self.storages[key]
 
-    def mem_get_info(self, device=None) -> tuple[int, int]:
+    def mem_get_info(self, device=None):
         return self.total - self.taken - self.reserved, self.total
 
-    def wait(self, device=None) -> None:
+    def wait(self, device=None):
         self.waits += 1
 
     # Computing
 
-    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(self, func, args, kwargs):
         flat, _ = tree_flatten((args, kwargs))
         there = [value for value in flat if isinstance(value, OnCard)]
         to = kwargs.get("device")
@@ -188,7 +187,7 @@ class Card:
             self._index(args[1])
         return self._compute(func, name, args, kwargs, there, index)
 
-    def _require_one_device(self, name: str, there: list, here: list) -> None:
+    def _require_one_device(self, name, there, here):
         is_mixed = len({tensor.card_index for tensor in there}) > 1
         may_mix = name in ("_to_copy", "copy_", "index", "index_put_")
         has_host = there and any(tensor.dim() for tensor in here)
@@ -197,7 +196,7 @@ class Card:
                 f"Expected all tensors to be on the same device: aten::{name}"
             )
 
-    def _copy(self, name: str, args: tuple, kwargs: dict, to: Any, index: int) -> Any:
+    def _copy(self, name, args, kwargs, to, index):
         """Copy between host and card; None where both lie on the card."""
         if name == "_to_copy":
             source = args[0]
@@ -227,12 +226,12 @@ class Card:
         target.copy_(source.inner if self.values else _made_up(source))
         return target
 
-    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stored(self, tensor):
         return (
             tensor.clone() if self.values else torch.empty_like(tensor, device="meta")
         )
 
-    def _index(self, indices: Any) -> None:
+    def _index(self, indices):
         for number in indices:
             if not isinstance(number, torch.Tensor):
                 continue
@@ -241,7 +240,7 @@ class Card:
             if not isinstance(number, OnCard):
                 self.up += number.nbytes
 
-    def _compute(self, func, name, args, kwargs, there, index) -> Any:
+    def _compute(self, func, name, args, kwargs, there, index):
         where = torch.device("cpu" if self.values else "meta")
 
         def lower(value):
@@ -268,7 +267,7 @@ class Card:
         self._count(name, args, there, known, tree_flatten(lifted)[0])
         return lifted
 
-    def _count(self, name, args, there, known, results) -> None:
+    def _count(self, name, args, there, known, results):
         """Count a launch and its bytes, unless all that it gives are views."""
         storages = {tensor.inner.untyped_storage()._cdata for tensor in there}
         new = [
@@ -309,7 +308,7 @@ class Card:
         x = s * scale + bias.inner.double()
         return OnCard(torch.logsumexp(x, 1).float(), index)
 
-    def __enter__(self) -> Card:
+    def __enter__(self):
         global current
         current = self
         hubplugin.compute.device.find_device.cache_clear()
@@ -341,12 +340,12 @@ class Card:
         self.stack.enter_context(Dispatch())
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error):
         self.stack.close()
         hubplugin.compute.device.find_device.cache_clear()
 
 
-def _lift(value: Any, known: dict, index: int) -> Any:
+def _lift(value, known, index):
     if not isinstance(value, torch.Tensor):
         return value
     if id(value) in known:
@@ -354,13 +353,13 @@ def _lift(value: Any, known: dict, index: int) -> Any:
     return OnCard(value, index)
 
 
-def _made_up(source: OnCard) -> torch.Tensor:
+def _made_up(source):
     """Return what comes back of a tensor without values: nothing is wrong with it."""
     made = torch.zeros if source.dtype is torch.bool else torch.ones
     return made(source.shape, dtype=source.dtype)
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
+def _bytes_of(tensor):
     """Return the bytes that a tensor holds: what is expanded counts once."""
     count = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

@@ -14,9 +14,12 @@ pytest.importorskip("triton", reason="needs triton, which comes with torch for C
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import hubplugin  # noqa: E402
+from hubplugin import Bank, Compute, InputError  # noqa: E402
 from hubplugin.compute import kernels  # noqa: E402
 from hubplugin.vectors import Sliceable  # noqa: E402
 from tests.core.pretended_card import Card  # noqa: E402
+from tests.galleries import assert_near  # noqa: E402
+from tests.refusals import refused  # noqa: E402
 
 METHODS = [
     ("is", {}),
@@ -50,10 +53,10 @@ def sets(rng):
 
 def fit(sets, method="is", device="cuda", memory=None, precision="auto", **parameters):
     targets, bank, second = sets
-    given = hubplugin.Bank(bank)
+    given = Bank(bank)
     if method in ("dualis", "dbsn", "blend"):
-        given = hubplugin.Bank(bank, second)
-    compute = hubplugin.Compute(device, memory, precision=precision)
+        given = Bank(bank, second)
+    compute = Compute(device, memory, precision=precision)
     return hubplugin.fit(targets, given, method, compute=compute, **parameters)
 
 
@@ -74,12 +77,12 @@ def test_a_card_gives_the_offsets_of_float64(
         # By dot product and Euclidean distance each block is asked for its longest vector.
         assert card.waits <= (WAITS if metric == "cosine" else 40)
         assert card.down < 200 * len(sets[0])  # nothing of the size of bank x targets
-        compute = hubplugin.Compute("cuda", memory=memory)
+        compute = Compute("cuda", memory=memory)
         by_card = model.offsets(newer, compute=compute)
-    np.testing.assert_allclose(model.fitted, expected.fitted, atol=2e-5)
-    exact = hubplugin.Compute("numpy", precision="float64")
+    assert_near(model.fitted, expected.fitted, 2e-5)
+    exact = Compute("numpy", precision="float64")
     by_numpy = expected.offsets(newer, compute=exact)
-    np.testing.assert_allclose(by_card, by_numpy, atol=2e-5)
+    assert_near(by_card, by_numpy, 2e-5)
 
 
 @pytest.mark.parametrize("answers", ["kept", "left out"])
@@ -144,8 +147,8 @@ def test_the_kernel_is_launched_on_the_card_of_its_tensors(monkeypatch):
 def test_a_second_card_fits_and_a_third_is_not_there(sets):
     with Card(devices=2):
         fit(sets, device="cuda:1")
-        with pytest.raises(hubplugin.InputError, match="invalid device ordinal"):
-            hubplugin.Compute("cuda:2").library()
+        with refused(InputError, "invalid device ordinal"):
+            Compute("cuda:2").library()
 
 
 @pytest.mark.parametrize(
@@ -170,13 +173,13 @@ def test_a_launch_that_is_refused_is_told_and_torch_computes(monkeypatch, caplog
     with Card(), caplog.at_level(logging.WARNING, "hubplugin"):
         model = fit(sets)
     assert "no fused kernel on this card, torch serves: out of resource" in caplog.text
-    np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
+    assert_near(model.fitted, expected.fitted)
 
 
 def test_memory_beyond_the_card_is_refused():
-    too_much = pytest.raises(hubplugin.InputError, match="expected 7GiB or less")
+    too_much = pytest.raises(InputError, match="expected 7GiB or less")
     with Card(total=8e9), too_much:
-        hubplugin.Compute("cuda", memory="16GiB")
+        Compute("cuda", memory="16GiB")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_a_gallery_that_numpy_reads_is_read_for_a_card(turn, sets):
     expected = fit(sets, device="numpy")
     with Card():
         model = fit(sets)
-    np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
+    assert_near(model.fitted, expected.fitted)
 
 
 def test_a_source_that_grew_while_it_was_read_is_told(monkeypatch, sets):
@@ -200,7 +203,7 @@ def test_a_source_that_grew_while_it_was_read_is_told(monkeypatch, sets):
             yield sets[0][:1]
 
     monkeypatch.setattr(Sliceable, "raw_blocks", grown)
-    told = pytest.raises(hubplugin.InputError, match="expected 700 rows, read 701")
+    told = pytest.raises(InputError, match="expected 700 rows, read 701")
     with Card(), told:
         fit(sets)
 
@@ -209,7 +212,7 @@ def test_a_source_that_grew_while_it_was_read_is_told(monkeypatch, sets):
 def test_what_is_not_finite_is_named_after_the_pass(row, sets):
     sets[0][row, 2] = np.inf
     line = f"targets: row {row} holds a value that is NaN, infinity or too large"
-    with Card(), pytest.raises(hubplugin.InputError, match=line):
+    with Card(), refused(InputError, line):
         fit(sets)
 
 
@@ -221,7 +224,7 @@ def test_zero_vectors_are_found_in_the_pass_and_left_out(method, sets):
         expected = fit(sets, method, "numpy")
     with Card(), told:
         model = fit(sets, method)
-    np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-5)
+    assert_near(model.fitted, expected.fitted)
 
 
 def test_uploaded_blocks_wait_for_computing(rng):
@@ -245,9 +248,9 @@ def test_products_with_a_vector_need_no_float64_where_tf32_is_allowed(sets):
 
 
 def test_answers_that_are_known_are_ranked_on_the_card(sets):
-    given = hubplugin.Bank(sets[1], np.arange(400))
+    given = Bank(sets[1], np.arange(400))
     with Card() as card:
-        hubplugin.fit(sets[0], given, compute=hubplugin.Compute("cuda"))
+        hubplugin.fit(sets[0], given, compute=Compute("cuda"))
     assert card.waits < 40
 
 
@@ -257,7 +260,7 @@ def test_the_kernel_serves_a_fit_as_the_interpreter_runs_it(rng):
     with Card(interpreted=True) as card:
         model = fit(sets)
     assert card.flops["kernel of halves"]
-    np.testing.assert_allclose(model.fitted, expected.fitted, atol=1e-6)
+    assert_near(model.fitted, expected.fitted, 1e-6)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import hubplugin
 BLOCK = "import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
 
 
-def run(program: str, missing: tuple[str, ...]) -> None:
+def run(program, missing):
     result = subprocess.run(
         [sys.executable, "-c", BLOCK.format(missing=missing) + program],
         capture_output=True,

@@ -1,13 +1,12 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import learning
+from hubplugin import Bank, apply, learning
 from hubplugin.bank import PreparedBank
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError
@@ -24,7 +23,8 @@ from hubplugin.validation import (
     uncorrected,
 )
 from tests.core import formulas
-from tests.galleries import flat_index, unit
+from tests.galleries import assert_near, flat_store, unit
+from tests.refusals import refused
 
 N, D, PAIRS = 600, 16, 400
 
@@ -35,16 +35,39 @@ def pairs(rng):
     targets = unit(rng.normal(size=(N, D)))
     turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
     answers = np.concatenate([rng.permutation(N)[: PAIRS // 2]] * 2)
-    return (
-        targets,
-        unit(targets[answers] @ turn + 0.1 * rng.normal(size=(PAIRS, D))),
-        answers,
-    )
+    queries = targets[answers] @ turn + 0.1 * rng.normal(size=(PAIRS, D))
+    return targets, unit(queries), answers
 
 
-def prepared(targets, queries, answers=None):
-    bank = hubplugin.Bank(queries, answers)
-    return bank.prepare("cosine", Compute("cpu")).against(targets)
+@pytest.fixture
+def targets(pairs):
+    return pairs[0]
+
+
+@pytest.fixture
+def queries(pairs):
+    return pairs[1]
+
+
+@pytest.fixture
+def answers(pairs):
+    return pairs[2]
+
+
+@pytest.fixture
+def log(queries, answers):
+    return Bank(queries, answers)
+
+
+@pytest.fixture
+def titles(queries, answers):
+    """The first half of the pairs, one for a target."""
+    return Bank(queries[:200], answers[:200])
+
+
+def prepared(targets, *given):
+    bank = Bank(*given).prepare("cosine", Compute("cpu"))
+    return bank.against(targets)
 
 
 def teachers_of(targets, log, learn=True):
@@ -59,22 +82,17 @@ def banks_of(targets, *banks):
 
 @pytest.mark.parametrize("apart_from", learning.STEPS)
 @pytest.mark.parametrize("whitens", [False, True])
-def test_each_map_is_that_of_its_formula(pairs, apart_from, whitens):
-    targets, queries, answers = pairs
+def test_each_map_is_that_of_its_formula(
+    targets, queries, answers, whitens, apart_from
+):
     z = formulas.whitening(queries, targets) if whitens else np.eye(D)
-    fit = learning.MapFit(
-        METHODS["blend"](),
-        0.5,
-        0.07,
-        targets,
-        z.astype(np.float32) if whitens else None,
-        apart_from=apart_from,
-    )
+    first = z.astype(np.float32) if whitens else None
+    given = (METHODS["blend"](), 0.5, 0.07, targets, first)
+    fit = learning.MapFit(*given, apart_from=apart_from)
     numbers, place = np.unique(answers, return_inverse=True)
     query_map = fit.learn((queries, place, targets[numbers]))
     w = formulas.query_map(queries @ z, answers, targets, 0.07, apart_from)
-    expected = (np.eye(D) + 0.5 * w) @ z - np.eye(D)
-    np.testing.assert_allclose(query_map.step, expected, rtol=0, atol=1e-4)
+    assert_near(query_map.step, (np.eye(D) + 0.5 * w) @ z - np.eye(D), 1e-4)
 
 
 def step_of(how, queries, answers, targets, bank=None):
@@ -87,172 +105,140 @@ def step_of(how, queries, answers, targets, bank=None):
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
-def test_queries_are_mapped_as_the_formula_says(pairs, metric):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    model = hubplugin.fit(targets, bank, metric=metric, learn=True)
+def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, metric):
+    model = hubplugin.fit(targets, log, metric=metric, learn=True)
     query_map = model.query_map
     assert query_map.strength > 0
     assert query_map.pairs == PAIRS
-    step = step_of(banks_of(targets, bank).how, queries, answers, targets)
-    np.testing.assert_allclose(
-        query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max()
-    )
+    assert f"queries mapped by {PAIRS} pairs" in repr(model)
+    assert replace(model, query_map=None).fingerprint != model.fingerprint
+    step = step_of(banks_of(targets, log).how, queries, answers, targets)
+    assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
+    # By cosine queries come to unit length before the map.
+    searched = 3 * queries if metric == "cosine" else queries
     expected = queries.astype(np.float64) @ (np.eye(D) + step).T
-    searched = (
-        3 * queries if metric == "cosine" else queries
-    )  # which comes to unit length before the map
-    np.testing.assert_allclose(model.queries(searched), expected, rtol=0, atol=1e-4)
+    assert_near(model.queries(searched), expected, 1e-4)
 
 
-def test_offsets_are_those_of_the_bank_as_it_is_searched_with(pairs, rng):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
+def test_offsets_are_those_of_the_bank_as_it_is_searched_with(
+    targets, queries, log, rng
+):
     plain, learned = (
-        hubplugin.fit(targets, bank, learn=learn) for learn in (False, True)
+        hubplugin.fit(targets, log, learn=learn) for learn in (False, True)
     )
     assert plain.query_map is None
-    np.testing.assert_allclose(plain.queries(2 * queries), queries, rtol=0, atol=1e-6)
+    assert_near(plain.queries(2 * queries), queries, 1e-6)
     mapped = queries.astype(np.float64) @ (np.eye(D) + learned.query_map.step).T
-    left_out, weights = formulas.without_answers(mapped @ targets.T)
-    strength, tau = PAIRS / (PAIRS + 100), learned.parameters["tau"]
-    parts = [
-        formulas.log_of("sn", left_out, weights, tau=tau, iterations=3),
-        formulas.log_of("nnn", left_out, weights, k=16, alpha=0.5),
-    ]
-    expected = strength * (parts[0] + parts[1]) / 2
-    np.testing.assert_allclose(
-        learned.offsets(targets), expected - expected.mean(), rtol=0, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        learned.terms[0].bank, queries, rtol=0, atol=1e-6
-    )  # users' own, to search with
+    tau = learned.parameters["tau"]
+    expected = formulas.blend(mapped @ targets.T, tau)
+    assert_near(learned.offsets(targets), expected)
+    # Users' own, to search with.
+    assert_near(learned.terms[0].bank, queries, 1e-6)
     assert learned.bank_fingerprint == plain.bank_fingerprint
     added = unit(rng.normal(size=(50, D)))
     twin = hubplugin.fit(targets, learned.queries(queries), metric="dot", tau=tau)
-    np.testing.assert_allclose(
-        learned.offsets(added), twin.offsets(added), rtol=0, atol=1e-5
-    )
+    assert_near(learned.offsets(added), twin.offsets(added))
 
 
 @pytest.mark.parametrize("method", ["sn", "dbsn"])
-def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, pairs):
-    targets, queries, _ = pairs
-    mapped = np.concatenate(
-        [3 * targets[:50], queries]
-    )  # exponents up to 150, beyond float32
+def test_a_low_temperature_serves_queries_that_a_map_makes_longer(
+    method, targets, queries
+):
+    # Exponents up to 150, beyond float32.
+    mapped = np.concatenate([3 * targets[:50], queries])
     bank = PreparedBank(mapped, Metric.COSINE, Compute()).against(targets)
     offsets = METHODS[method](tau=0.02).raw_offsets(bank)
     expected = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
-    np.testing.assert_allclose(offsets - offsets.mean(), expected, rtol=0, atol=1e-5)
+    assert_near(offsets - offsets.mean(), expected)
 
 
-def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(pairs):
-    targets, queries, answers = pairs
+def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(
+    targets, queries, answers, log
+):
     bank = prepared(targets, queries, answers)
     method = METHODS["blend"]().resolve(bank)
-    map_fit, folds, sample = (
-        learning.MapFit(method, 0.5, 0.07, sample_of(bank)),
-        folds_of(bank),
-        sample_of(bank),
-    )
-    model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    _, learned, old = cross_validate(
-        [uncorrected, map_fit, as_it_is(model)], bank, folds
-    ).right
-    hits: dict[str, list[float]] = {"learned": [], "old": []}
+    sample = sample_of(bank)
+    map_fit = learning.MapFit(method, 0.5, 0.07, sample)
+    folds = folds_of(bank)
+    model = hubplugin.fit(targets, log, learn=True)
+    tried = [uncorrected, map_fit, as_it_is(model)]
+    _, learned, old = cross_validate(tried, bank, folds).right
+    right = {"learned": [], "old": []}
     for fold in folds:
-        held, seen = fold.test, fold.train
+        seen = fold.train
         step = 0.5 * formulas.query_map(queries[seen], answers[seen], targets, 0.07)
-        mapped = [
-            queries[rows].astype(np.float64) @ (np.eye(D) + step).T
-            for rows in (seen, held)
-        ]
-        offsets = hubplugin.fit(
-            sample, mapped[0], metric="dot", tau=method.tau, strength=method.strength
+        whole = np.eye(D) + step
+        fitted, asked = (
+            queries[rows].astype(np.float64) @ whole.T for rows in (seen, fold.test)
         )
-        answer = answers[held]
-        scores = mapped[1] @ sample.T + offsets.offsets(sample)
-        hits["learned"] += (scores.argmax(1) == answer).tolist()
-        scores = model.queries(queries[held]) @ sample.T + model.offsets(sample)
-        hits["old"] += (scores.argmax(1) == answer).tolist()
-    assert learned.mean() == pytest.approx(np.mean(hits["learned"]), abs=0.003)
-    assert old.mean() == pytest.approx(np.mean(hits["old"]), abs=0.003)
+        given = {"metric": "dot", "tau": method.tau, "strength": method.strength}
+        offsets = hubplugin.fit(sample, fitted, **given).offsets(sample)
+        old_scores = model.queries(queries[fold.test]) @ sample.T
+        for name, scores in (
+            ("learned", asked @ sample.T + offsets),
+            ("old", old_scores + model.offsets(sample)),
+        ):
+            right[name] += [*(scores.argmax(axis=1) == answers[fold.test])]
+    assert learned.mean() == pytest.approx(np.mean(right["learned"]), abs=0.003)
+    assert old.mean() == pytest.approx(np.mean(right["old"]), abs=0.003)
     assert old.mean() > learned.mean()  # it has seen the answers
 
 
 @pytest.mark.parametrize("answers_are", ["rows", "vectors"])
-def test_margins_of_held_out_pairs_are_those_of_the_formula(pairs, answers_are):
-    targets, queries, answers = pairs
+def test_margins_of_held_out_pairs_are_those_of_the_formula(
+    targets, queries, answers, answers_are
+):
     if answers_are == "rows":
         gallery = targets
+        asked_of = targets
         number = answers
+        held = np.zeros((PAIRS, 0, D))  # no more candidates than the gallery
         bank = prepared(gallery, queries, answers)
     else:
-        queries, number = queries[: PAIRS // 2], np.arange(PAIRS // 2)
+        queries = queries[: PAIRS // 2]
         gallery = targets[np.setdiff1d(np.arange(N), answers)]
-        asked_vectors = targets[answers[: PAIRS // 2]]
-        bank = prepared(gallery, queries, asked_vectors)
-    z, asked_for = formulas.whitening(queries, gallery), targets[answers]
-    asked_of = targets if answers_are == "rows" else asked_for
-    method = METHODS["nnn"](k=5)
-    bases = [
-        learning.MapFit(method, 0.0, 0.07, sample_of(bank), first)
-        for first in (None, z.astype(np.float32))
-    ]
+        asked_of = targets[answers[: PAIRS // 2]]
+        number = np.arange(PAIRS // 2)
+        held = asked_of[:, None]
+        bank = prepared(gallery, queries, asked_of)
+    z = formulas.whitening(queries, gallery)
+    given = (METHODS["nnn"](k=5), 0.0, 0.07, sample_of(bank))
+    bases = [learning.MapFit(*given, first) for first in (None, z.astype(np.float32))]
     sides = learning.draw_sides(learning.Teachers(bank), learning.find_pairs(bank))
     # Two wordings a target; of pairs from outside of the gallery none is asked again.
     assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
     for side, folds in sides.items():
-        margins = cross_validate(
-            [base.try_variants for base in bases], bank, folds
-        ).margins
-        assert sorted(np.concatenate([fold.test for fold in folds])) == list(
-            range(len(queries))
-        )
+        tried = [base.try_variants for base in bases]
+        margins = cross_validate(tried, bank, folds).margins
+        tested = np.concatenate([fold.test for fold in folds])
+        assert sorted(tested) == list(range(len(queries)))
         expected = []
         for fold in folds:
-            shared = set(number[fold.train]) & set(number[fold.test])
-            assert shared == (set(number[fold.test]) if side == "asked" else set())
-            held_targets = (
-                np.zeros((0, D)) if answers_are == "rows" else asked_for[fold.test]
-            )
-            candidates = np.concatenate([gallery, held_targets])
-            columns = (
-                number[fold.test]
-                if answers_are == "rows"
-                else len(gallery) + np.arange(len(fold.test))
-            )
+            train, test = fold.train, fold.test
+            shared = set(number[train]) & set(number[test])
+            assert shared == (set(number[test]) if side == "asked" else set())
+            candidates = np.concatenate([gallery, *held[test]])
+            own = np.arange(len(test)), number[test]
+            if answers_are == "vectors":
+                own = own[0], len(gallery) + own[0]
+            of_fold = []
             for first in (np.eye(D), z):
+                seen = queries[train] @ first
                 offsets = formulas.offsets(
-                    "nnn",
-                    queries[fold.train] @ first,
-                    candidates,
-                    "dot",
-                    k=5,
-                    alpha=0.5,
+                    "nnn", seen, candidates, "dot", k=5, alpha=0.5
                 )
-                q = queries[fold.test].astype(np.float64) @ first
-                train = queries[fold.train] @ first, number[fold.train]
+                q = queries[test].astype(np.float64) @ first
                 for variant in bases[0].variants:
                     w = formulas.query_map(
-                        *train, asked_of, 0.07, variant.apart_from, gallery
+                        seen, number[train], asked_of, 0.07, variant.apart_from, gallery
                     )
-                    scores = (q + variant.strength * q @ w.T) @ candidates.T.astype(
-                        np.float64
-                    ) + variant.share * offsets
-                    own = scores[np.arange(len(columns)), columns]
-                    scores[np.arange(len(columns)), columns] = -np.inf
-                    expected.append(own - scores.max(axis=1))
-        count = 2 * len(bases[0].variants)
-        expected = np.concatenate(
-            [
-                np.stack(expected[first : first + count])
-                for first in range(0, len(expected), count)
-            ],
-            axis=1,
-        )
-        np.testing.assert_allclose(margins, expected, rtol=0, atol=2e-5)
+                    mapped = q + variant.strength * q @ w.T
+                    scores = mapped @ candidates.T + variant.share * offsets
+                    right = scores[own]
+                    scores[own] = -np.inf
+                    of_fold.append(right - scores.max(axis=1))
+            expected.append(of_fold)
+        assert_near(margins, np.concatenate(expected, axis=1), 2e-5)
 
 
 def trial_of(*gains, error=0.01, right=(0, 0, 0)):
@@ -270,7 +256,7 @@ def trial_of(*gains, error=0.01, right=(0, 0, 0)):
     return Margins(100, 1.0, nothing, np.zeros(soft.shape), margins, hits)
 
 
-ONLY_MAPS = np.array([True, False, False, True, True, True])
+BEHIND = {"other": trial_of(-0.001, 0.001, 0.0), "asked": trial_of(0.1, 0.06, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -283,27 +269,24 @@ ONLY_MAPS = np.array([True, False, False, True, True, True])
         # A fifth of what the very pairs that taught gain counts beside the others.
         ({"other": trial_of(0.06, 0.05, 0.04), "taught": trial_of(0.1, 0.15, 0.25)}, 5),
         ({"other": trial_of(0.06, 0.05, 0.04), "taught": trial_of(0.1, 0.1, 0.1)}, 3),
+        # Not one whose held-out figure falls.
+        (
+            {
+                "other": trial_of(0.06, 0.05, 0.04, right=(5, 5, 0)),
+                "asked": trial_of(0.06, 0.05, 0.04, right=(-1, 0, 0)),
+            },
+            4,
+        ),
+        # Across modalities no side is behind the offsets alone.
+        (BEHIND, 3),
+        (BEHIND | {"apart": True}, 4),
     ],
 )
 def test_the_map_is_chosen_that_gains_most_on_the_mean_of_the_sides(sides, chosen):
-    assert learning.choose(sides, 0.05, ONLY_MAPS, False) == chosen
-
-
-def test_a_map_is_not_used_whose_held_out_figure_falls():
-    sides = {
-        "other": trial_of(0.06, 0.05, 0.04, right=(5, 5, 0)),
-        "asked": trial_of(0.06, 0.05, 0.04, right=(-1, 0, 0)),
-    }
-    assert learning.choose(sides, 0.05, ONLY_MAPS, False) == 4
-
-
-@pytest.mark.parametrize(("apart", "chosen"), [(False, 3), (True, 4)])
-def test_no_side_is_behind_the_offsets_alone_across_modalities(apart, chosen):
-    sides = {
-        "other": trial_of(-0.001, 0.001, 0.0),
-        "asked": trial_of(0.1, 0.06, 0.0),
-    }
-    assert learning.choose(sides, 0.05, ONLY_MAPS, apart) == chosen
+    apart = sides.get("apart", False)
+    sides = {side: trial for side, trial in sides.items() if side != "apart"}
+    only_maps = np.array([True, False, False, True, True, True])
+    assert learning.choose(sides, 0.05, only_maps, apart) == chosen
 
 
 def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_stay():
@@ -317,281 +300,204 @@ def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_sta
     assert not replace(half, strength=0.0).may_be_chosen(False, False)
 
 
-def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(pairs):
-    targets, queries, answers = pairs
-    once = hubplugin.Bank(queries[:200], answers[:200])
-    banks = teachers_of(targets, once)
+def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(targets, titles):
+    banks = teachers_of(targets, titles)
     sides = learning.draw_sides(banks, learning.find_pairs(banks.bank))
     assert set(sides) == {"other", "taught"}
     (fold,) = sides["taught"]
     assert set(fold.test) <= set(fold.teach)
 
 
-def test_clicks_that_somebody_has_looked_at_choose_beside_a_noisy_log(pairs, rng):
-    targets, queries, answers = pairs
+def test_clicks_that_somebody_has_looked_at_choose_beside_a_noisy_log(
+    targets, queries, answers, rng
+):
     noisy = np.where(rng.random(PAIRS) < 0.2, rng.permutation(answers), answers)
-    looked_at = hubplugin.Bank(queries, np.where(np.arange(PAIRS) < 60, answers, -1))
-    lesson = banks_of(targets, looked_at, hubplugin.Bank(queries, noisy))
+    looked_at = Bank(queries, np.where(np.arange(PAIRS) < 60, answers, -1))
+    lesson = banks_of(targets, looked_at, Bank(queries, noisy))
     assert lesson.other.queries == 60
     assert lesson.model.query_map.strength > 0
     assert len(lesson.model.terms[0].bank) == PAIRS
 
 
-def test_titles_that_mislead_do_not_teach_beside_clicks(pairs, rng):
-    targets, queries, answers = pairs
+def test_titles_that_mislead_do_not_teach_beside_clicks(targets, log, rng):
     other_turn = np.eye(D) + 0.9 * rng.normal(size=(D, D)) / D**0.5
-    titles = unit(targets @ other_turn + 0.1 * rng.normal(size=(N, D)))
-    log = hubplugin.Bank(queries, answers)
-    lesson = banks_of(targets, log, hubplugin.Bank(titles, np.arange(N)))
-    assert lesson.model.query_map.pairs == PAIRS
+    wrong = unit(targets @ other_turn + 0.1 * rng.normal(size=(N, D)))
+    lesson = banks_of(targets, log, Bank(wrong, np.arange(N)))
+    found = lesson.model.query_map
+    assert found.pairs == PAIRS
     clicks_alone = hubplugin.fit(targets, log, learn=True)
-    np.testing.assert_allclose(
-        lesson.model.query_map.step, clicks_alone.query_map.step, atol=1e-5
-    )
+    assert_near(found.step, clicks_alone.query_map.step)
 
 
-def test_clicks_that_disagree_with_the_raw_search_are_said_to(pairs, rng):
-    targets, queries, answers = pairs
-    wrong = answers.copy()
-    some = rng.random(PAIRS) < 0.3
-    wrong[some] = rng.permutation(answers[some])
-    for clicks, said in ((answers, False), (wrong, True)):
-        notes = banks_of(targets, hubplugin.Bank(queries, clicks)).notes
-        assert any("nearer to another's answer" in note for note in notes) is said
+@pytest.mark.parametrize("share", [0, 0.3])
+def test_clicks_that_disagree_with_the_raw_search_are_said_to(
+    targets, queries, answers, rng, share
+):
+    some = rng.random(PAIRS) < share
+    answers[some] = rng.permutation(answers[some])
+    notes = banks_of(targets, Bank(queries, answers)).notes
+    assert any("nearer to another's answer" in note for note in notes) is bool(share)
 
 
 def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(
-    pairs, tmp_path, monkeypatch
+    targets, log, tmp_path
 ):
     """On offsets alone the guard refuses this log."""
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    store = flat_store(tmp_path, targets)
     harmful = {"strength": 60.0}  # so that offsets are far wider than similarities
-    with pytest.raises(hubplugin.CorrectionRefused):
-        hubplugin.apply(store, bank, **harmful)
-    result = hubplugin.apply(store, bank, learn=True, **harmful)
+    with pytest.raises(CorrectionRefused):
+        apply(store, log, **harmful)
+    result = apply(store, log, learn=True, **harmful)
     assert result.trial.right.after > result.trial.right.before
     assert result.model.query_map is not None
     assert any("without offsets" in note for note in result.notes)
     assert np.ptp(result.model.offsets(targets)) == 0
 
 
-def test_pairs_that_teach_nothing_are_said_to(pairs, monkeypatch):
-    targets, queries, answers = pairs
+def test_pairs_that_teach_nothing_are_said_to(targets, queries, log, monkeypatch):
     monkeypatch.setattr(learning, "choose", lambda *_: 0)
     with pytest.warns(UserWarning, match="the pairs taught nothing beyond the offsets"):
-        model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
+        model = hubplugin.fit(targets, log, learn=True)
     assert model.query_map is None
-    np.testing.assert_array_equal(
-        model.offsets(targets), hubplugin.fit(targets, queries).offsets(targets)
-    )
+    plain = hubplugin.fit(targets, queries)
+    np.testing.assert_array_equal(model.offsets(targets), plain.offsets(targets))
 
 
-def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(pairs, rng):
-    targets, queries, answers = pairs
+def test_pairs_of_another_gallery_or_another_model_are_refused(
+    targets, queries, answers, titles, rng
+):
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
-    for bank in (
-        hubplugin.Bank(queries, rng.permutation(answers)),
-        hubplugin.Bank(queries @ turned, answers),
-    ):
-        with pytest.raises(
-            hubplugin.CorrectionRefused,
-            match=r"the answers of the bank do not belong to its queries: \d\d% of",
-        ) as error:
-            hubplugin.fit(targets, bank, learn=True)
-        assert "\n" not in str(error.value)
+    wrong = Bank(queries, rng.permutation(answers))
+    others = Bank(queries @ turned, answers)
+    said = r"the answers of the bank do not belong to its queries: \d\d% of"
+    for bank, learn in ((wrong, True), (others, True), (wrong, titles)):
+        with refused(CorrectionRefused, said):
+            hubplugin.fit(targets, bank, learn=learn)
 
 
-def test_a_pair_that_is_there_twice_counts_once(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
-    with pytest.raises(
-        InputError,
-        match=r"the bank has 49 different pairs of 49 targets; learn=True needs 50",
-    ):
-        hubplugin.fit(targets, bank, learn=True)
-    repeated = hubplugin.Bank(
-        np.concatenate([queries, queries[:9]]), np.concatenate([answers, answers[:9]])
-    )
+def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
+    rows = np.r_[:PAIRS, :9]
+    repeated = Bank(queries[rows], answers[rows])
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
-def test_what_cannot_learn_is_refused_in_one_line(pairs):
-    targets, queries, answers = pairs
-    bank = hubplugin.Bank(queries, answers)
-    for expected, arguments in {
-        "pass a Bank with answers=": {"bank": queries},
-        "400 different pairs of 5 targets": {
-            "bank": hubplugin.Bank(queries, answers % 5)
-        },
-        "the default method, an inner product, a gallery and no executor: change method=": {
-            "method": "csls"
-        },
-        "change metric=": {"metric": "euclidean"},
-        "change targets=": {"targets": None},
-        "change executor=": {"executor": object()},
-        "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {
-            "learn": "fold"
-        },
-        "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": {
-            "learn": hubplugin.Bank(queries, queries)
-        },
-    }.items():
-        with pytest.raises(InputError, match=re.escape(expected)) as error:
-            hubplugin.fit(
-                **({"targets": targets, "bank": bank, "learn": True} | arguments)
-            )
-        assert "\n" not in str(error.value)
+REFUSED = {
+    "pass a Bank with answers=": lambda q, a: {"bank": q},
+    "400 different pairs of 5 targets": lambda q, a: {"bank": Bank(q, a % 5)},
+    "the bank has 49 different pairs of 49 targets; learn=True needs 50": lambda q, a: {
+        "bank": Bank(np.tile(q[:49], (3, 1)), np.tile(a[:49], 3))
+    },
+    "no executor: change method=": lambda q, a: {"method": "csls"},
+    "change metric=": lambda q, a: {"metric": "euclidean"},
+    "change targets=": lambda q, a: {"targets": None},
+    "change executor=": lambda q, a: {"executor": object()},
+    "learn=: expected True, False, or pairs as Bank(titles, ids), got str": (
+        lambda q, a: {"learn": "fold"}
+    ),
+    "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": lambda q, a: {
+        "learn": Bank(q, q)
+    },
+}
 
 
-def test_a_file_has_the_map(pairs, tmp_path):
-    targets, queries, answers = pairs
-    model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    model.save(tmp_path / "m.hub")
-    again = hubplugin.load(tmp_path / "m.hub")
-    np.testing.assert_array_equal(again.queries(queries), model.queries(queries))
-    assert (again.query_map.strength, again.query_map.pairs) == (
-        model.query_map.strength,
-        PAIRS,
-    )
-    assert again.fingerprint == model.fingerprint
-    assert f"queries mapped by {PAIRS} pairs" in repr(again)
-    plain = replace(model, query_map=None)
-    assert plain.fingerprint != model.fingerprint
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_learn_is_refused_in_one_line(said, targets, queries, answers, log):
+    given = {"targets": targets, "bank": log, "learn": True}
+    with refused(InputError, said):
+        hubplugin.fit(**given | REFUSED[said](queries, answers))
 
 
-def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng):
-    before, after = (rng.random(300) < 0.5 for _ in range(2))
+@pytest.mark.parametrize("ends", [(0.5, 0.5), (1, 1)], ids=["random", "all right"])
+def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng, ends):
+    """What no held-out pair sees is not said to be impossible."""
+    before, after = (rng.random(300) < share for share in ends)
     side = Side.of(before.astype(float), after.astype(float), "pairs")
     wider = learning.widen(side)
-    assert (wider.change.value, wider.before, wider.after) == (
-        side.change.value,
-        side.before,
-        side.after,
-    )
+    value = side.change.value
+    assert (wider.before, wider.after) == (side.before, side.after)
+    assert wider.change.value == value
     unseen = 3 / 300
-    assert wider.change.high - wider.change.value == pytest.approx(
-        1.4 * (side.change.high - side.change.value) + unseen
-    )
-    assert wider.change.value - wider.change.low == pytest.approx(
-        1.4 * (side.change.value - side.change.low) + unseen
-    )
+    for found, held in (
+        (wider.change.high - value, side.change.high - value),
+        (value - wider.change.low, value - side.change.low),
+    ):
+        assert found == pytest.approx(1.4 * held + unseen)
 
 
-def test_a_change_that_no_held_out_pair_sees_is_not_said_to_be_impossible():
-    right = np.ones(100)
-    change = learning.widen(Side.of(right, right, "pairs")).change
-    assert change.low == pytest.approx(-0.03)
-    assert change.high == pytest.approx(0.03)
-
-
-def test_titles_teach_the_map_of_a_log_without_answers(pairs):
-    targets, queries, answers = pairs
-    rows, log = answers[:200], queries[200:]
-    titles = hubplugin.Bank(queries[:200], rows)
+def test_titles_teach_the_map_of_a_log_without_answers(
+    targets, queries, answers, titles
+):
+    log = queries[200:]
     model = hubplugin.fit(targets, log, learn=titles)
     query_map = model.query_map
     assert query_map.pairs == 200
-    how = banks_of(targets, hubplugin.Bank(log), titles).how
-    step = step_of(how, queries[:200], rows, targets, bank=log)
-    np.testing.assert_allclose(
-        query_map.step, step, rtol=0, atol=1e-4 * np.abs(step).max()
-    )
-    np.testing.assert_allclose(model.terms[0].bank, log, rtol=0, atol=1e-6)
-    mapped = hubplugin.fit(
-        targets, model.queries(log), metric="dot", **model.parameters
-    )
-    np.testing.assert_allclose(
-        model.offsets(targets), mapped.offsets(targets), rtol=0, atol=1e-5
-    )
+    how = banks_of(targets, Bank(log), titles).how
+    step = step_of(how, queries[:200], answers[:200], targets, bank=log)
+    assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
+    assert_near(model.terms[0].bank, log, 1e-6)
+    searched = model.queries(log)
+    mapped = hubplugin.fit(targets, searched, metric="dot", **model.parameters)
+    assert_near(model.offsets(targets), mapped.offsets(targets))
 
 
-def test_answers_of_the_log_choose_in_the_place_of_titles(pairs):
-    targets, queries, answers = pairs
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    for known, unasked in ((60, False), (49, True)):
-        log = hubplugin.Bank(
-            queries[200:260], np.where(np.arange(60) < known, answers[200:260], -1)
-        )
-        lesson = banks_of(targets, log, titles)
-        assert lesson.unasked == unasked
-        assert lesson.model.query_map.pairs == (200 if unasked else 260), (
-            "of 49 answers nothing is learned"
-        )
-        assert lesson.other.queries == (200 if unasked else 60)
-        assert (
-            any("real queries gained 0 to 6 points" in note for note in lesson.notes)
-            == unasked
-        )
+@pytest.mark.parametrize(("known", "unasked"), [(60, False), (49, True)])
+def test_answers_of_the_log_choose_in_the_place_of_titles(
+    targets, queries, answers, titles, known, unasked
+):
+    rows = np.where(np.arange(60) < known, answers[200:260], -1)
+    lesson = banks_of(targets, Bank(queries[200:260], rows), titles)
+    assert lesson.unasked == unasked
+    # Of 49 answers nothing is learned.
+    assert lesson.model.query_map.pairs == (200 if unasked else 260)
+    assert lesson.other.queries == (200 if unasked else 60)
+    said = "real queries gained 0 to 6 points"
+    assert any(said in note for note in lesson.notes) == unasked
 
 
-def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(pairs):
-    targets, queries, answers = pairs
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    for log_answers, right in ((None, None), (answers[200:], 200)):
-        log = prepared(targets, queries[200:], log_answers)
-        how = banks_of(targets, hubplugin.Bank(queries[200:], log_answers), titles).how
-        trial = judge_by(log, how.offsets, learned=how)
-        assert trial.queries == 200
-        assert (None if trial.right is None else trial.right.queries) == right
+@pytest.mark.parametrize("has_answers", [False, True])
+def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(
+    targets, queries, answers, titles, has_answers
+):
+    given = (queries[200:], answers[200:] if has_answers else None)
+    how = banks_of(targets, Bank(*given), titles).how
+    trial = judge_by(prepared(targets, *given), how.offsets, learned=how)
+    assert trial.queries == 200
+    assert (trial.right and trial.right.queries) == (200 if has_answers else None)
 
 
-def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(pairs, rng):
-    targets, queries, answers = pairs
+def test_titles_unlike_the_queries_are_refused_unless_real_ones_choose(
+    targets, queries, answers, titles, rng
+):
     elsewhere = unit(queries[200:] + 3 * unit(rng.normal(size=(1, D))))
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    with pytest.raises(
-        CorrectionRefused,
-        match=r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest",
-    ):
+    said = r"the pairs are unlike the queries of the bank: 1?\d\d% of nearest"
+    with refused(CorrectionRefused, said):
         hubplugin.fit(targets, elsewhere, learn=titles)
     few = np.where(np.arange(200) < 100, answers[200:], -1)
-    assert not banks_of(targets, hubplugin.Bank(elsewhere, few), titles).unasked
+    assert not banks_of(targets, Bank(elsewhere, few), titles).unasked
 
 
 def test_titles_that_stand_in_their_documents_are_refused_unless_real_queries_choose(
-    pairs, rng
+    targets, queries, log, rng
 ):
-    targets, queries, answers = pairs
-    titles = hubplugin.Bank(
-        unit(targets[:200] + 0.1 * rng.normal(size=(200, D))), np.arange(200)
-    )
-    with pytest.raises(
-        CorrectionRefused,
-        match=r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)",
-    ):
+    same = unit(targets[:200] + 0.1 * rng.normal(size=(200, D)))
+    titles = Bank(same, np.arange(200))
+    said = r"the raw search finds 1?\d\d% of the pairs \(80% is too much\)"
+    with refused(CorrectionRefused, said):
         hubplugin.fit(targets, queries, learn=titles)
-    assert not banks_of(targets, hubplugin.Bank(queries, answers), titles).unasked
+    assert not banks_of(targets, log, titles).unasked
 
 
-def test_wrong_answers_are_refused_beside_titles_too(pairs, rng):
-    targets, queries, answers = pairs
-    titles = hubplugin.Bank(queries[:200], answers[:200])
-    with pytest.raises(
-        CorrectionRefused, match="the answers of the bank do not belong to its queries"
-    ):
-        hubplugin.fit(
-            targets,
-            hubplugin.Bank(queries[200:], rng.permutation(answers[200:])),
-            learn=titles,
-        )
-
-
-def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(pairs):
-    targets, queries, answers = pairs
-    log = hubplugin.Bank(queries, answers)
-    twice = hubplugin.Bank(
-        np.concatenate([queries, queries[:50]]), np.concatenate([answers, answers[:50]])
+def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(
+    targets, queries, answers, log
+):
+    rows = np.r_[:PAIRS, :50]
+    twice = Bank(queries[rows], answers[rows])
+    assert len(teachers_of(targets, log, twice).pairs.query_bank) == 0
+    alone, beside = (
+        hubplugin.fit(targets, log, learn=learn).query_map.whole
+        for learn in (True, twice)
     )
-    banks = teachers_of(targets, log, twice)
-    assert len(banks.pairs.query_bank) == 0
-    alone = hubplugin.fit(targets, log, learn=True)
-    np.testing.assert_allclose(
-        hubplugin.fit(targets, log, learn=twice).query_map.whole,
-        alone.query_map.whole,
-        atol=1e-6,
-    )
-    few = hubplugin.Bank(queries[:300], answers[:300])
+    assert_near(beside, alone, 1e-6)
+    few = Bank(queries[:300], answers[:300])
     banks = teachers_of(targets, few, twice)
-    np.testing.assert_allclose(banks.pairs.query_bank, queries[300:], rtol=0, atol=1e-6)
+    assert_near(banks.pairs.query_bank, queries[300:], 1e-6)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin import load
 from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
+from tests.refusals import refused
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -25,7 +27,7 @@ def fitted(rng):
     return fit
 
 
-def with_header(content: bytes, change) -> bytes:
+def with_header(content, change):
     length = struct.unpack("<Q", content[:8])[0]
     outer = json.loads(content[8 : 8 + length])
     header = json.loads(outer["__metadata__"]["hubplugin"])
@@ -41,7 +43,7 @@ def with_header(content: bytes, change) -> bytes:
 def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng):
     model = fitted(method, metric=metric)
     model.save(tmp_path / "m.hub")
-    again = hubplugin.load(tmp_path / "m.hub")
+    again = load(tmp_path / "m.hub")
     # The fit has them from its last pass, the file from a new one.
     found, expected = (each.offsets(fitted.targets) for each in (again, model))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
@@ -72,7 +74,7 @@ def test_the_header_names_what_the_file_holds(fitted):
 
 def refusal(path):
     with pytest.raises(ModelFileError) as caught:
-        hubplugin.load(path)
+        load(path)
     assert "\n" not in str(caught.value)
     assert path.name in str(caught.value)
     return str(caught.value)
@@ -91,7 +93,7 @@ def test_a_model_file_of_another_format_is_refused_by_version(format, fitted, tm
 
 def test_texts_that_are_no_model_are_refused_in_one_line():
     for texts in (["%"], ["a"], [], [7]):
-        with pytest.raises(ModelFileError, match=r"^photos is damaged"):
+        with refused(ModelFileError, r"^photos is damaged"):
             hubplugin.OffsetModel.from_texts(texts, "photos")
 
 
@@ -112,7 +114,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
         content[place] ^= 1
         (tmp_path / "m.hub").write_bytes(content)
         try:
-            again = hubplugin.load(tmp_path / "m.hub")
+            again = load(tmp_path / "m.hub")
         except ModelFileError:
             continue
         # The bit was in what says who wrote the file.
@@ -134,16 +136,16 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     (tmp_path / "link.hub").symlink_to("there.hub")
     model.save(tmp_path / "link.hub")
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
-    assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
+    assert load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ModelFileError, match="no regular file"):
+    with refused(ModelFileError, "no regular file"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):
-        with pytest.raises(ModelFileError, match="cannot write"):
+        with refused(ModelFileError, "cannot write"):
             model.save(tmp_path / name)
-        with pytest.raises(ModelFileError, match="cannot read"):
-            hubplugin.load(tmp_path / name)
+        with refused(ModelFileError, "cannot read"):
+            load(tmp_path / name)
 
 
 def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(
@@ -152,4 +154,4 @@ def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(
     model = fitted("dbsn")
     model.save(tmp_path / "m.hub")
     monkeypatch.setattr("hubplugin.__version__", "7.0")
-    assert hubplugin.load(tmp_path / "m.hub").fingerprint == model.fingerprint
+    assert load(tmp_path / "m.hub").fingerprint == model.fingerprint

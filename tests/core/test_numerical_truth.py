@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hubplugin
+from hubplugin import Bank, OffsetModel, fit
 from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
 from hubplugin.compute.device import reduces_precision
 from hubplugin.errors import InputError
@@ -17,7 +17,10 @@ from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
+from tests.galleries import assert_near
 from tests.galleries import unit as at_unit_length
+from tests.peaks import peak_memory
+from tests.refusals import refused
 
 DEVICES = ["cpu", "numpy"]
 if torch.cuda.is_available():
@@ -51,23 +54,20 @@ def units(rng, *sizes, d):
     return [unit(rng, rows, d) for rows in sizes]
 
 
-def assert_near(found, expected, atol=1e-5):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
-
-
 def assert_true(
     method, parameters, metric, bank, targets, second=None, atol=1e-5, compute=Compute()
 ):
-    given = hubplugin.Bank(bank, second)
+    given = Bank(bank, second)
     options = {"metric": metric, "compute": compute, **parameters}
-    model = hubplugin.fit(targets, given, method, **options)
+    model = fit(targets, given, method, **options)
     ours = model.offsets(targets, compute=compute)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
     expected = formulas.offsets(method, bank, targets, metric, second, **parameters)
     assert_near(ours, expected, atol)
+    assert_near(model.fitted, expected, atol)
     # Which has forgotten the offsets of its fit.
-    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())
+    served = OffsetModel.from_bytes(model.to_bytes())
     for device in ("numpy", "cpu"):
         found = served.offsets(targets, compute=replace(compute, device=device))
         assert_near(found, expected, atol)
@@ -142,8 +142,8 @@ def test_every_method_is_its_formula_on_real_vectors_and_every_device(
 )
 def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
-    with pytest.raises(InputError, match="out of proportion to the similarities"):
-        hubplugin.fit(targets, bank, method, metric="dot", **parameters)
+    with refused(InputError, "out of proportion to the similarities"):
+        fit(targets, bank, method, metric="dot", **parameters)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     for tau in (1e-17, 1e-30):
         said = f"tau={tau:g} is out of proportion .* below their rounding"
-        with pytest.raises(InputError, match=said):
-            hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
+        with refused(InputError, said):
+            fit(targets, bank, "sn", metric=metric, tau=tau)
 
 
 @pytest.mark.parametrize("stretch", [0.5, 1.0, 3.0])
@@ -165,7 +165,7 @@ def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     """exp(s/tau) of unit vectors is inside float32 at this temperature; of twice the length it is not."""
     targets = rng.normal(size=(300, 16)).astype(np.float32)
     bank = np.concatenate([targets[:40], rng.normal(size=(200, 16)).astype(np.float32)])
-    model = hubplugin.fit(targets, bank, "is", tau=0.017)
+    model = fit(targets, bank, "is", tau=0.017)
     stretched = QueryMap((stretch * np.eye(16)).astype(np.float32), 1.0, 200)
     found = replace(model, query_map=stretched).centre_on(targets).offsets(targets)
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
@@ -185,10 +185,12 @@ def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
 # Exponentials held in float32, in float16, not at all.
 @pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])
-def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
+@pytest.mark.parametrize("device", DEVICES)
+def test_sinkhorn_is_true_whatever_room_there_is(device, memory, tau, real):
     parameters = {"tau": tau, "iterations": 10}
     sets = of_real(real, 700, 600, 240)
-    assert_true("dbsn", parameters, "cosine", *sets, compute=Compute(memory=memory))
+    compute = Compute(device, memory=memory)
+    assert_true("dbsn", parameters, "cosine", *sets, compute=compute)
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
@@ -232,15 +234,9 @@ def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(
     method, parameters, rng
 ):
     bank, target_bank, seen, fresh = units(rng, 50, 30, 80, 25, d=16)
-    model = hubplugin.fit(seen, hubplugin.Bank(bank, target_bank), method, **parameters)
-    both = np.concatenate([seen, fresh])
-    if method in ("sn", "dbsn"):
-        # The iterations end on a step that reads the bank's weights alone.
-        columns = seen if method == "sn" else np.concatenate([seen, target_bank])
-        raw = formulas.last_half_step(bank, columns, both, "cosine", **parameters)
-    else:  # no target's offset knows of another
-        given = (bank, both, "cosine", target_bank)
-        raw = formulas.raw_offsets(method, *given, **parameters)
+    model = fit(seen, Bank(bank, target_bank), method, **parameters)
+    given = (bank, np.concatenate([seen, fresh]), "cosine", target_bank)
+    raw = formulas.raw_offsets(method, *given, columns=seen, **parameters)
     assert_near(model.offsets(fresh), (raw - raw[:80].mean())[80:])
 
 
@@ -311,7 +307,7 @@ def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypat
         return multiply(*factors, **options)
 
     monkeypatch.setattr(torch, "matmul", spy)
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
+    fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
     assert seen[:2] == [torch.float32, torch.float64]
 
 
@@ -334,28 +330,17 @@ def test_the_setting_of_one_backend_is_read_too(rng):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_gallery(tmp_path):
     """A fit on four times the targets, from a memory map, peaks no higher (beyond the offsets themselves)."""
-    import subprocess
-    import sys
-
     program = (
-        "import resource, sys, numpy as np, hubplugin\n"
+        "import sys, numpy as np, hubplugin\n"
         "compute = hubplugin.Compute(memory='64MiB')\n"
-        "hubplugin.fit(sys.argv[1], np.load('bank.npy'), 'dbsn', iterations=2, compute=compute)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "bank = np.random.default_rng(0).normal(size=(64, 64))\n"
+        "hubplugin.fit(sys.argv[1], bank, 'dbsn', iterations=2, compute=compute)\n"
     )
     rng = np.random.default_rng(0)
-    np.save(tmp_path / "bank.npy", rng.normal(size=(64, 64)).astype(np.float32))
-    np.save(tmp_path / "small.npy", rng.normal(size=(40_000, 64)).astype(np.float16))
-    np.save(tmp_path / "large.npy", rng.normal(size=(400_000, 64)).astype(np.float16))
     peaks = []
-    for name in ("small.npy", "large.npy"):
-        run = subprocess.run(
-            [sys.executable, "-c", program, name],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks.append(int(run.stdout) / 1024)
-    mapped_file, offsets = 400_000 * 64 * 2 / 2**20, 400_000 * 8 * 4 / 2**20
+    for rows in (40_000, 400_000):
+        file = tmp_path / f"{rows}.npy"
+        np.save(file, rng.normal(size=(rows, 64)).astype(np.float16))
+        peaks.append(peak_memory(program, file))
+    mapped_file, offsets = 400_000 * 64 * 2 / 1e6, 400_000 * 8 * 4 / 1e6
     assert peaks[1] - peaks[0] < mapped_file + offsets

@@ -6,20 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from hubplugin.cli import app
 from hubplugin.errors import InputError
 from hubplugin.evaluation.beir import read_beir
+from tests.commands import asked
+from tests.refusals import refused
 
 WORDS = ("red", "green", "blue", "small", "large", "round", "flat", "old")
 
-MODEL = """
-import numpy as np
-WORDS = {words!r}
+
 def embed(texts):
-    return np.array([[text.split().count(word) + 0.01 for word in WORDS] for text in texts], np.float32)
-"""
+    counts = [[text.split().count(word) for word in WORDS] for text in texts]
+    return np.array(counts, np.float32) + 0.01
 
 
 @pytest.fixture
@@ -38,9 +36,7 @@ def folder(tmp_path, monkeypatch):
         text = "\n".join(json.dumps(line) for line in lines)
         (found / f"{name}.jsonl").write_text(text)
     (found / "qrels" / "test.tsv").write_text("\n".join(judged))
-    (tmp_path / "words_model.py").write_text(MODEL.format(words=WORDS))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     return found
 
 
@@ -53,27 +49,23 @@ def test_a_folder_is_read_with_the_queries_that_are_judged(folder):
 
 def test_files_that_are_missing_or_of_another_form_are_named(folder):
     (folder / "corpus.jsonl").write_text('{"id": 1}\n')
-    with pytest.raises(InputError, match=r"corpus\.jsonl has no _id and text"):
+    with refused(InputError, r"corpus\.jsonl has no _id and text"):
         read_beir(folder)
     for name in ("corpus.jsonl", "qrels/test.tsv"):
         (folder / name).unlink()
-        with pytest.raises(InputError, match=f"there is no file .*{name}"):
+        with refused(InputError, f"there is no file .*{name}"):
             read_beir(folder)
 
 
 @pytest.mark.slow
 def test_the_command_embeds_the_queries_and_the_corpus_or_reads_its_vectors(folder):
-    from words_model import embed
-
     rng = np.random.default_rng(1)
     np.save("bank.npy", rng.random((40, len(WORDS)), np.float32))
     np.save("corpus.npy", embed(read_beir(folder).documents))
-    given = ["evaluate", "--queries", str(folder), "--embed", "words_model:embed"]
+    given = ["evaluate", "--queries", str(folder), "--embed", f"{__name__}:embed"]
     bank = ["--bank", "bank.npy", "--method", "is tau=0.1", "--report", "report.html"]
     for corpus, labels in ((bank, ["raw", "is tau=0.1"]), (["corpus.npy"], ["raw"])):
-        done = CliRunner().invoke(app, [*given, *corpus, "--json"])
-        assert done.exit_code == 0, done.output
-        told = json.loads(done.stdout)
+        told = asked(*given, *corpus)
         assert (told["queries"], told["judged"], told["targets"]) == (28, 28, 28)
         assert [method["label"] for method in told["methods"]] == labels
         assert told["methods"][0]["recall"]["1"]["value"] == 1.0

@@ -6,6 +6,7 @@ import ranx
 
 from hubplugin.evaluation.truth import as_truth
 from hubplugin.measures.retrieval import Truth, ndcg, rank_pairs
+from tests.galleries import assert_near
 
 TARGETS = 30
 
@@ -58,9 +59,7 @@ def test_figures_of_graded_truth_are_those_of_ranx(function, theirs):
     scores, truth = judged_scores(np.random.default_rng(3), 25)
     for k in (1, 3, 10, TARGETS):
         ours = function(ranks_of(scores, truth), k)
-        np.testing.assert_allclose(
-            ours, ranx_values(scores, truth, f"{theirs}@{k}"), atol=1e-9
-        )
+        assert_near(ours, ranx_values(scores, truth, f"{theirs}@{k}"), 1e-9)
 
 
 def test_tied_true_targets_stand_where_they_stand_on_average_over_all_orders(rng):
@@ -71,7 +70,7 @@ def test_tied_true_targets_stand_where_they_stand_on_average_over_all_orders(rng
         np.sort([rng.permutation(6)[:2] for _ in range(40_000)], axis=1).mean(axis=0)
         + 2
     )
-    np.testing.assert_allclose(ranks_of(scores, truth).values, drawn, atol=0.03)
+    assert_near(ranks_of(scores, truth).values, drawn, 0.03)
 
 
 def test_tied_true_targets_gain_no_more_than_the_best_order():

@@ -1,14 +1,12 @@
 """The streamed search: ties, small galleries and memory."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors, prepare
+from tests.peaks import peak_memory
 
 
 def run(queries, targets, metric, collector):
@@ -35,23 +33,18 @@ def test_a_gallery_smaller_than_k_is_returned_whole(rng):
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_number_of_similarities():
     program = """
-import resource
+import sys
 import numpy as np
 from hubplugin import Compute
 from hubplugin.metric import Metric
 from hubplugin.compute import TopK, TruthCounts, search
-from hubplugin.vectors import (as_vectors, prepare)
+from hubplugin.vectors import as_vectors
 rng = np.random.default_rng(0)
-queries = rng.normal(size=(4_000, 8)).astype(np.float32)
+count = int(sys.argv[1])
+queries = rng.normal(size=(count, 8)).astype(np.float32)
 targets = as_vectors(rng.normal(size=(100_000, 8)).astype(np.float32), "targets")
-def run(count):
-    pairs = TruthCounts(np.arange(count), np.arange(count))
-    search(queries[:count], targets, Metric.DOT, Compute("cpu", "64MiB"), TopK(10), pairs)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(run(200), run(4_000))
+pairs = TruthCounts(np.arange(count), np.arange(count))
+search(queries, targets, Metric.DOT, Compute("cpu", "64MiB"), TopK(10), pairs)
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    unit = 1 if sys.platform == "darwin" else 1024
-    few, many = (unit * int(peak) for peak in done.stdout.split())
-    assert many - few < 100_000_000  # the scores of all pairs would take 1,600,000,000
+    few, many = (peak_memory(program, count) for count in (200, 4_000))
+    assert many - few < 100  # the scores of all pairs would take 1,600

@@ -5,6 +5,7 @@ import pytest
 
 from hubplugin import InputError
 from hubplugin.evaluation.truth import as_truth, read_truth
+from tests.refusals import refused
 
 
 def pairs(truth):
@@ -47,7 +48,7 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
     assert pairs(truth) == [(0, 1), (0, 2), (1, 0)]
     assert truth.grades.tolist() == [3, 1, 1]
     assert read_truth(file, 2, ["q1", "q2"]) == [{"dog": 3, "owl": 1}, {"cat": 1}]
-    with pytest.raises(InputError, match="query_names: 'q' is there twice"):
+    with refused(InputError, "query_names: 'q' is there twice"):
         read_truth(file, 2, ["q", "q"])
 
 
@@ -72,6 +73,5 @@ def test_what_is_no_ground_truth_is_refused_in_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owl.qrels").write_text("q1 owl\n")
-    with pytest.raises(InputError, match=said) as refused:
+    with refused(InputError, said):
         as_truth(source, 2, 5)
-    assert "\n" not in str(refused.value)

@@ -15,7 +15,7 @@ class Serial(Executor):
     """Does each task at once, as another process would: what goes there and comes back is pickled. Remembers the shards
     that it met, and after `limit` of them falls silent as a process that is killed."""
 
-    def __init__(self, limit: int | None = None):
+    def __init__(self, limit=None):
         self.shards: list[str] = []
         self.limit = limit
 
@@ -35,12 +35,12 @@ class Serial(Executor):
 
 
 @pytest.fixture
-def serial() -> Serial:
+def serial():
     return Serial()
 
 
 @pytest.fixture(scope="session")
-def gallery(real) -> np.ndarray:
+def gallery(real):
     return np.concatenate([real["test_targets"], real["bank_targets"][:700]])
 
 
@@ -48,7 +48,7 @@ def gallery(real) -> np.ndarray:
 def parts(gallery, tmp_path_factory):
     """A pattern of the names of .npy files, by their number."""
 
-    def written(count: int) -> str:
+    def written(count):
         folder = tmp_path_factory.mktemp(f"parts{count}")
         for number, (start, stop) in enumerate(
             zip(UNEVEN[count][:-1], UNEVEN[count][1:], strict=True)

@@ -89,7 +89,7 @@ def test_one_file_is_divided(gallery, real, tmp_path, serial):
     assert len(serial.shards) == 5
 
 
-def apart(offsets: np.ndarray, exact: np.ndarray) -> float:
+def apart(offsets, exact):
     """Root mean square difference, beside the spread of what is exact; a constant makes none."""
     return float((offsets - exact).std() / exact.std())
 

@@ -11,6 +11,7 @@ import hubplugin
 from hubplugin.errors import ClusterError, InputError
 from hubplugin.executors import shards_of
 from tests.executors.conftest import Serial
+from tests.refusals import refused
 
 BANK = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
 
@@ -54,7 +55,7 @@ def put(file, number, value):
 )
 def test_a_shard_that_cannot_be_used_is_named(folder, damage, said):
     damage(folder / "2.npy")
-    with pytest.raises(InputError, match=rf"^targets \(2.npy.*\).* {said}"):
+    with refused(InputError, rf"^targets \(2.npy.*\).* {said}"):
         fit(folder)
 
 
@@ -73,16 +74,15 @@ def test_targets_that_workers_cannot_use_are_refused_in_one_line(
 ):
     monkeypatch.chdir(folder)
     np.save("empty.npy", np.ones((0, 8), np.float32))
-    with pytest.raises(InputError, match=said) as caught:
+    with refused(InputError, said):
         hubplugin.fit(targets, BANK, executor=Serial())
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_became_shorter_since_it_was_divided(folder):
     shards = shards_of(folder / "0.npy", 2)
     np.save(folder / "0.npy", np.ones((30, 8), np.float32))
     said = r"targets \(0.npy, rows 25 to 49\): the file has 30 rows; it changed"
-    with pytest.raises(InputError, match=said):
+    with refused(InputError, said):
         hubplugin.fit(shards, BANK, executor=Serial())
 
 
@@ -105,7 +105,7 @@ class Pending(Executor):
 def test_a_task_that_fails_is_told_with_its_shard_and_the_others_are_cancelled(folder):
     executor = Pending()
     said = r"^targets \(1.npy, rows 0 to 49\): reading the gallery failed with OSError: the worker is on fire and more$"
-    with pytest.raises(ClusterError, match=said):
+    with refused(ClusterError, said):
         fit(folder, executor)
     assert all(future.cancelled() for future in executor.futures[2:])
 
@@ -116,7 +116,7 @@ def test_processes_that_are_forks_are_refused_in_one_line(folder):
     said = r"^the processes of this executor are forks, .* mp_context=.*spawn.*$"
     with (
         ProcessPoolExecutor(1, mp_context=get_context("fork")) as forks,
-        pytest.raises(InputError, match=said),
+        refused(InputError, said),
     ):
         fit(folder, forks)
 
@@ -135,7 +135,7 @@ def test_progress_tells_shards(folder):
 
 def test_shards_are_refused_without_workers():
     said = "shards= are for workers: pass executor=, too"
-    with pytest.raises(InputError, match=said):
+    with refused(InputError, said):
         hubplugin.fit(BANK, BANK, "nnn", shards=2)
 
 

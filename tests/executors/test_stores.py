@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-import hubplugin
 import hubplugin_qdrant
+from hubplugin import Bank, apply, fit, open_store
 from hubplugin.errors import InputError, StoreError
 from hubplugin_qdrant.store import QdrantStore
 from tests.galleries import flat_index
+from tests.refusals import refused
 
 COSINE = models.VectorParams(size=384, distance=models.Distance.COSINE)
 
@@ -22,9 +23,9 @@ def bank(real):
 
 def test_a_faiss_file_is_for_one_process(tmp_path, gallery, bank, serial):
     url = flat_index(tmp_path / "a.faiss", gallery.astype(np.float32))
-    store = hubplugin.open_store(url)
-    with pytest.raises(StoreError, match="cannot be read in parts by other machines"):
-        hubplugin.apply(store, bank, executor=serial)
+    store = open_store(url)
+    with refused(StoreError, "cannot be read in parts by other machines"):
+        apply(store, bank, executor=serial)
 
 
 def test_a_local_collection_is_for_one_process(gallery, bank, serial):
@@ -32,8 +33,8 @@ def test_a_local_collection_is_for_one_process(gallery, bank, serial):
     client.create_collection("c", COSINE)
     client.upload_collection("c", gallery[:200])
     store = hubplugin_qdrant.open_store(client, "c")
-    with pytest.raises(StoreError, match="other machines cannot open it"):
-        hubplugin.apply(store, bank, force=True, executor=serial)
+    with refused(StoreError, "other machines cannot open it"):
+        apply(store, bank, force=True, executor=serial)
 
 
 @pytest.fixture
@@ -47,19 +48,19 @@ def collection(monkeypatch, gallery):
         *(str(uuid.UUID(bytes=dice.bytes(16))) for _ in range(450)),
     ]
 
-    def made(name: str) -> QdrantStore:
+    def made(name):
         client.create_collection(name, COSINE)
         client.upsert(name, models.Batch(ids=ids, vectors=vectors))
         return opened(f"qdrant://here/{name}")
 
-    def opened(url: str) -> QdrantStore:
+    def opened(url):
         return QdrantStore(client, url.rpartition("/")[2], url=url)
 
     monkeypatch.setattr("hubplugin_qdrant.places._open", opened)
     return made
 
 
-def offsets_of(store) -> dict[int | str, float]:
+def offsets_of(store):
     offsets = {}
     for batch in store.scan():
         offsets.update(zip(batch.ids, batch.offsets.tolist(), strict=True))
@@ -70,8 +71,8 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(
     collection, bank, serial
 ):
     one, other = collection("a"), collection("b")
-    alone = hubplugin.apply(one, bank)
-    shared = hubplugin.apply(other, bank, executor=serial, shards=4)
+    alone = apply(one, bank)
+    shared = apply(other, bank, executor=serial, shards=4)
     for name in ("scanned", "missing", "stale"):
         assert getattr(shared, name) == getattr(alone, name)
     expected = offsets_of(one)
@@ -81,27 +82,27 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(
 
 
 def test_clicks_are_for_one_process(collection, bank, serial):
-    clicks = hubplugin.Bank(bank, list(range(len(bank))))
-    with pytest.raises(InputError, match="clicks need all targets in one process"):
-        hubplugin.apply(collection("a"), clicks, executor=serial)
+    clicks = Bank(bank, list(range(len(bank))))
+    with refused(InputError, "clicks need all targets in one process"):
+        apply(collection("a"), clicks, executor=serial)
 
 
 def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
     collection, bank, serial
 ):
     store = collection("a")
-    model = hubplugin.fit(store, bank)
-    other = hubplugin.fit(store, bank[:200])
+    model = fit(store, bank)
+    other = fit(store, bank[:200])
     with store.begin(model) as first:
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().join(shard)
         second = store.begin(other)
         said = "another run has begun since, and this one stops"
-        with pytest.raises(StoreError, match=said):
+        with refused(StoreError, said):
             first.share().join(shard)
-        with pytest.raises(StoreError, match=said), writing:
+        with refused(StoreError, said), writing:
             list(writing.scan())
-        with pytest.raises(StoreError, match=said):
+        with refused(StoreError, said):
             first.activate()
         second.close()
     assert not joined.correction().active
@@ -115,7 +116,7 @@ def test_zero_vectors_are_counted_by_the_workers_and_keep_the_offset_0(
     vector = [0.0] * bank.shape[1]
     points = [models.PointVectors(id=key, vector=vector) for key in zeros]
     store.client.update_vectors("a", points)
-    done = hubplugin.apply(store, bank, executor=serial, shards=3, force=True)
+    done = apply(store, bank, executor=serial, shards=3, force=True)
     assert done.model.gallery.count == 900 - len(zeros)
     assert (done.scanned, done.invalid_vectors.count) == (900, len(zeros))
     assert done.invalid_vectors.named[zeros[0]] == "length 0"

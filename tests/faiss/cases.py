@@ -1,16 +1,14 @@
 """Indexes to upgrade, and what their results must be, in float64 straight from the definition."""
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 from hubplugin_faiss.handlers import handler_for
+from tests.core import formulas
+from tests.galleries import assert_near, unit
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
@@ -51,7 +49,7 @@ FEW = (
 """One for each way of keeping codes and of upgrading them: those of `make check`."""
 
 
-def slow_but(few: Collection[str], kinds: Iterable[str]) -> list[Any]:
+def slow_but(few, kinds):
     """`kinds` as parameters of a test: the few are always tried, the rest where slow tests run."""
     return [
         kind if kind in few else pytest.param(kind, marks=pytest.mark.slow)
@@ -82,7 +80,7 @@ class Case:
     ids: np.ndarray
 
 
-def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) -> Case:
+def made(kind, metric, *, n=600, d=24, seed=3):
     rng = np.random.default_rng(seed)
     vectors, queries = draw(rng, n, 40, d=d)
     offsets = (rng.uniform(-0.2, 0.2, n)).astype(np.float32)
@@ -99,7 +97,7 @@ def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) ->
     return Case(index, vectors, queries, offsets, ids)
 
 
-def put(index: faiss.Index, vectors: np.ndarray, ids: np.ndarray) -> None:
+def put(index, vectors, ids):
     """Adds `vectors` [n, d] through plain Faiss, with their ids if it takes any."""
     if isinstance(faiss.downcast_index(index), faiss.IndexIDMap):
         index.add_with_ids(vectors, ids)
@@ -107,7 +105,7 @@ def put(index: faiss.Index, vectors: np.ndarray, ids: np.ndarray) -> None:
         index.add(vectors)
 
 
-def filled(kind: str, vectors: np.ndarray, metric: int = IP) -> faiss.Index:
+def filled(kind, vectors, metric=IP):
     """An index that is trained on `vectors` [n, d] and holds them."""
     index = faiss.index_factory(vectors.shape[1], kind, metric)
     index.train(vectors)
@@ -115,29 +113,29 @@ def filled(kind: str, vectors: np.ndarray, metric: int = IP) -> faiss.Index:
     return index
 
 
-def written(path: Path, index: faiss.Index) -> Path:
+def written(path, index):
     faiss.write_index(index, str(path))
     return path
 
 
-def grow(path: Path, vectors: np.ndarray) -> None:
+def grow(path, vectors):
     """Plain Faiss adds `vectors` to the index in a file."""
     index = faiss.read_index(str(path))
     index.add(vectors)
     written(path, index)
 
 
-def stored(index: faiss.Index) -> np.ndarray:
+def stored(index):
     """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
     return _scanned(index, "offsets")
 
 
-def decoded(index: faiss.Index) -> np.ndarray:
+def decoded(index):
     """Its vectors, likewise."""
     return _scanned(index, "vectors")
 
 
-def _scanned(index: faiss.Index, part: str) -> np.ndarray:
+def _scanned(index, part):
     handler = handler_for(index)
     found = np.concatenate([getattr(batch, part) for batch in handler.scan(100)])
     rows = np.empty_like(found)
@@ -145,37 +143,28 @@ def _scanned(index: faiss.Index, part: str) -> np.ndarray:
     return rows
 
 
-def rows_of(labels: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def rows_of(labels, ids):
     """The rows at which the `labels` stand among `ids` [n]."""
     return np.argsort(ids)[np.searchsorted(np.sort(ids), labels)]
 
 
-def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
+def best(scores, k=10):
     """The columns of the k largest of `scores` [m, n] in each row: [m, k]."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
 
-def recall(found: np.ndarray, expected: np.ndarray) -> float:
+def recall(found, expected):
     """The share of `expected` [m, k] that is in `found` [m, k]."""
-    shares = [
-        np.isin(row, found_row).mean()
-        for row, found_row in zip(expected, found, strict=True)
-    ]
-    return float(np.mean(shares))
+    pairs = zip(expected, found, strict=True)
+    return np.mean([np.isin(row, found_row).mean() for row, found_row in pairs])
 
 
-def draw(
-    rng: np.random.Generator, *rows: int, d: int = 16, at: float | np.ndarray = 0
-) -> list[np.ndarray]:
+def draw(rng, *rows, d=16, at=0):
     """Unit vectors around `at`: arrays of so many `rows`."""
     return [unit(rng.normal(size=(n, d)) + at) for n in rows]
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-def look_everywhere(index: faiss.Index) -> None:
+def look_everywhere(index):
     index = faiss.downcast_index(index)
     for part in ("index", "base_index"):
         if hasattr(index, part):
@@ -186,27 +175,22 @@ def look_everywhere(index: faiss.Index) -> None:
         index.hnsw.efSearch = 64
 
 
-def tolerance(kind: str) -> float:
+def tolerance(kind):
     if "RFlat" in kind or "fp16" in kind:
         return 1e-5
     return next((value for name, value in TOLERANCE.items() if name in kind), 2e-6)
 
 
-def similarities(queries: np.ndarray, vectors: np.ndarray, metric: int) -> np.ndarray:
-    q, t = queries.astype(np.float64), vectors.astype(np.float64)
-    if metric == IP:
-        return q @ t.T
-    return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+def similarities(queries, vectors, metric):
+    return formulas.similarity(queries, vectors, "dot" if metric == IP else "euclidean")
 
 
-def as_similarities(scores: np.ndarray, metric: int) -> np.ndarray:
+def as_similarities(scores, metric):
     return scores.astype(np.float64) if metric == IP else -scores.astype(np.float64) / 2
 
 
-def assert_ranked(
-    labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5
-) -> None:
+def assert_ranked(labels, truth, ids, ties=1e-5):
     """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
     found = np.take_along_axis(truth, rows_of(labels, ids), axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
-    assert_allclose(found, best, rtol=0, atol=ties)
+    assert_near(found, best, ties)

@@ -13,6 +13,7 @@ from hubplugin.errors import StoreError
 from hubplugin.model import QueryMap
 from hubplugin_faiss import upgrade
 from tests.faiss.cases import draw, filled
+from tests.refusals import refused
 
 D = 16
 MOVED = [
@@ -73,10 +74,10 @@ def test_a_query_map_goes_along(rng):
 )
 def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, rng):
     index, _ = upgraded(factory, faiss.METRIC_INNER_PRODUCT, rng)
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         hubplugin_faiss.for_gpu(index)
 
 
 def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
-    with pytest.raises(StoreError, match="not upgraded; for a GPU give it to faiss"):
+    with refused(StoreError, "not upgraded; for a GPU give it to faiss"):
         hubplugin_faiss.for_gpu(filled("Flat", np.eye(D, dtype=np.float32)))

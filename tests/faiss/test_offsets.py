@@ -6,12 +6,13 @@ import faiss
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 from hubplugin_faiss import downgrade, upgrade
 from hubplugin_faiss.encoding.offsets import UpgradeSpec
 from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import IP, L2, as_similarities, look_everywhere, put, unit
+from tests.galleries import assert_near
 
 faiss.omp_set_num_threads(1)
 
@@ -24,7 +25,7 @@ shapes = st.sampled_from(
 sizes = st.sampled_from([1e-9, 1e-4, 0.2, 30.0, 1e6])
 
 
-def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.ndarray:
+def offsets_of(shape, size, n, rng):
     values = {
         "spread": rng.uniform(-1, 1, n),
         "constant": np.full(n, 0.7),
@@ -54,8 +55,8 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     index = faiss.index_factory(d, kind, metric)
     index.train(np.concatenate([vectors, others]))
     ids = rng.permutation(1000)[:n] if "IDMap" in kind else np.arange(n)
-    cases.put(index, vectors, ids)
-    cases.look_everywhere(index)
+    put(index, vectors, ids)
+    look_everywhere(index)
     offsets = offsets_of(shape, size, n, rng)
 
     upgraded = upgrade(index, offsets)
@@ -68,10 +69,10 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     decoded = cases.decoded(upgraded)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
-    assert_allclose(stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7)
+    assert_near(stored, offsets, rounding * 2 * spread + 1e-7)
 
     scores, found = upgraded.search(queries, n)
-    asked = cases.unit(queries) if kind == "L2norm,Flat" else queries
+    asked = unit(queries) if kind == "L2norm,Flat" else queries
     similarities = cases.similarities(asked, decoded, metric)
     truth = similarities + stored
     scale = float(np.abs(similarities).max() + np.abs(offsets).max())
@@ -82,10 +83,10 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         labels = found[query][reached[query]]
         assert len(set(labels)) == len(labels) > 0
         rows = np.array([np.flatnonzero(ids == label)[0] for label in labels])
-        scored = cases.as_similarities(scores[query][reached[query]], metric)
+        scored = as_similarities(scores[query][reached[query]], metric)
         apart = scored - truth[query, rows]
         rounded = 1e-5 * scale + 2e-6
-        assert_allclose(apart, apart.mean(), rtol=0, atol=rounded)
+        assert_near(apart, apart.mean(), rounded)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
             shift = 2e-8 * np.abs(offsets).max() ** 2

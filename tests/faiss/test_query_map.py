@@ -5,32 +5,31 @@ from dataclasses import replace
 import faiss
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin import OffsetModel
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import ALL, FEW, IP, L2, draw, grow, made, slow_but, written
+from tests.galleries import assert_near
+from tests.refusals import refused
 
 D, K = 24, 10
 pytestmark = pytest.mark.filterwarnings("ignore:recall@10")  # of random banks
 
 
-def model_of(vectors: np.ndarray, rng: np.random.Generator) -> OffsetModel:
+def model_of(vectors, rng):
     """A model with a map that is far from a rotation."""
-    (bank,) = cases.draw(rng, 200, d=D)
+    (bank,) = draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
     model = hubplugin.fit(vectors, bank, "csls", answers="kept")
     return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
 
 
-def expected(
-    model: OffsetModel, queries: np.ndarray, vectors: np.ndarray
-) -> np.ndarray:
+def expected(model, queries, vectors):
     q = queries.astype(np.float64)
     mapped = q + q @ model.query_map.step.T.astype(np.float64)
     return mapped @ vectors.T + model.offsets(vectors)
@@ -38,9 +37,9 @@ def expected(
 
 @pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat", "IVF8,Flat"])
 def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
-    case = cases.made(kind, IP, n=300)
+    case = made(kind, IP, n=300)
     model = model_of(case.vectors, rng)
-    (new,) = cases.draw(rng, 40, d=D)
+    (new,) = draw(rng, 40, d=D)
     index = upgrade(case.index, model)
     ids = np.arange(10_000, 10_040) if "IDMap" in kind else None
     add(index, new, model, ids)
@@ -51,7 +50,7 @@ def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
     scores, found = index.search(case.queries, K)
     assert_array_equal(found, names[cases.best(wanted)])
     best = -np.sort(-wanted, axis=1)[:, :K]
-    assert_allclose(scores, best, rtol=0, atol=2e-4)
+    assert_near(scores, best, 2e-4)
     assert hubplugin_faiss.remove_ids(index, found[:1, 0]) == 1
     assert index.ntotal == 339
     kept = names != found[0, 0]
@@ -63,53 +62,53 @@ def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
 def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(
     rng, tmp_path
 ):
-    case = cases.made("Flat", IP, n=300)
-    file = cases.written(tmp_path / "x.faiss", case.index)
+    case = made("Flat", IP, n=300)
+    file = written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}")
     applied = hubplugin.apply(store, model_of(case.vectors, rng))
     assert any("a query map stands before the index" in note for note in applied.notes)
-    cases.grow(file, case.queries[:5])
+    grow(file, case.queries[:5])
     store = hubplugin.open_store(f"faiss:{file}")
     seen = hubplugin.inspect(store, queries=0).invalid_vectors
     assert sorted(seen.named) == [300, 301, 302, 303, 304]
     hubplugin.refresh(store)
     (batch,) = store.scan()
     smallest = applied.model.gallery.smallest
-    assert_allclose(batch.offsets[300:], smallest, atol=1e-5)
+    assert_near(batch.offsets[300:], smallest)
 
 
 def test_a_map_within_another_index_is_refused(rng):
-    case = cases.made("Flat", IP, n=300)
+    case = made("Flat", IP, n=300)
     upgraded = upgrade(case.index, model_of(case.vectors, rng))
     says = "a query map stands within this IndexPreTransform"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         downgrade(faiss.IndexPreTransform(upgraded))
 
 
 @pytest.mark.parametrize("way", ["upgrade", "CorrectedSearch"])
 def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
-    case = cases.made("L2norm,Flat", IP, n=300)
+    case = made("L2norm,Flat", IP, n=300)
     given = {"targets": case.vectors} if way == "CorrectedSearch" else {}
     says = "has a query map .*, which an index that normalises queries"
-    with pytest.raises(InputError, match=says):
+    with refused(InputError, says):
         getattr(hubplugin_faiss, way)(case.index, model_of(case.vectors, rng), **given)
 
 
 @pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 @pytest.mark.parametrize(
     "kind",
-    cases.slow_but(cases.FEW, [kind for kind in cases.ALL if "L2norm" not in kind]),
+    slow_but(FEW, [kind for kind in ALL if "L2norm" not in kind]),
 )
 def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     """What lies behind is an upgraded index like any other, which is tested by itself."""
-    case = cases.made(kind, metric)
+    case = made(kind, metric)
     model = model_of(case.vectors, rng)
     upgraded = upgrade(case.index, model, force=True)
     upgraded = faiss.deserialize_index(faiss.serialize_index(upgraded))
     scores, found = upgraded.search(case.queries, K)
     behind = faiss.downcast_index(upgraded.index)
     wanted, as_found = behind.search(model.queries(case.queries), K)
-    assert_allclose(scores, wanted, rtol=0, atol=0.1 if "fs" in kind else 1e-4)
+    assert_near(scores, wanted, 0.1 if "fs" in kind else 1e-4)
     assert (found == as_found).mean() > (0.9 if "fs" in kind else 0.99)
     downgraded = downgrade(upgraded)
     assert_array_equal(

@@ -12,43 +12,43 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import HubpluginError, StoreError, fit
 from hubplugin_faiss import add, downgrade, upgrade
-from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import IP, L2, draw, filled, made, stored, written
+from tests.refusals import refused
 
-(X,) = cases.draw(np.random.default_rng(1), 50, d=8)
+(X,) = draw(np.random.default_rng(1), 50, d=8)
 OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
 
 
-def flat(metric: int = IP, vectors: np.ndarray = X) -> faiss.Index:
-    return cases.filled("Flat", vectors, metric)
+def flat(metric=IP, vectors=X):
+    return filled("Flat", vectors, metric)
 
 
-def with_ids(index: faiss.Index) -> faiss.Index:
+def with_ids(index):
     index.train(X)
     index.add_with_ids(X, 7 * np.arange(50))
     return index
 
 
-def taken_as_bytes() -> faiss.Index:
+def taken_as_bytes():
     index = faiss.IndexScalarQuantizer(8, faiss.ScalarQuantizer.QT_8bit_direct, IP)
     index.add(np.round(100 * np.abs(X)))
     return index
 
 
-def without_order() -> faiss.Index:
+def without_order():
     """An index from which Faiss itself has removed entries, and mixed up the ids."""
     index = with_ids(faiss.index_factory(8, "IDMap,IVF4,Flat"))
     index.remove_ids(np.arange(0, 70, 7))
     return index
 
 
-def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
+def fitted(metric, d=8):
     rng = np.random.default_rng(2)
     targets, bank = rng.normal(size=(40, d)), rng.normal(size=(30, d))
     return fit(targets, bank, "nnn", metric=metric, k=3)
 
 
-def with_nan() -> np.ndarray:
+def with_nan():
     return np.where(np.arange(50) == 3, np.nan, OFFSETS)
 
 
@@ -67,7 +67,7 @@ REFUSED = {
         OFFSETS,
     ),
     "the ITQTransform before this IndexFlat": (
-        lambda: cases.filled("ITQ8,Flat", X),
+        lambda: filled("ITQ8,Flat", X),
         OFFSETS,
     ),
     "IndexLattice cannot carry offsets; leave": (
@@ -87,7 +87,7 @@ REFUSED = {
         fitted("cosine"),
     ),
     "its codes stand for vectors of about length 5": (
-        lambda: cases.filled("SQ6", 5 * X),
+        lambda: filled("SQ6", 5 * X),
         fitted("cosine"),
     ),
     "has lost which entry has which id": (without_order, fitted("dot")),
@@ -97,17 +97,15 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
     make, given = REFUSED[says]
-    with pytest.raises(HubpluginError) as caught:
+    with refused(HubpluginError, says):
         upgrade(make(), given)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_downgrade_and_add_need_an_upgraded_index():
     says = r"is not upgraded; upgrade\(index, model\) puts offsets into it"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         downgrade(flat())
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         add(flat(), X, OFFSETS)
 
 
@@ -124,27 +122,26 @@ def test_downgrade_and_add_need_an_upgraded_index():
     ],
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(says, kind, given):
-    case = cases.made(kind, IP, n=300, d=8)
+    case = made(kind, IP, n=300, d=8)
     upgraded = upgrade(case.index, case.offsets)
-    with pytest.raises(HubpluginError) as caught:
+    with refused(HubpluginError, says):
         add(upgraded, *given)
-    assert says in str(caught.value)
     assert upgraded.ntotal == 300
 
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
     model = fit(None, X[:20], "is")
-    offsets = cases.stored(upgrade(flat(), model))
+    offsets = stored(upgrade(flat(), model))
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4
 
 
 def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tmp_path):
-    vectors, bank = cases.draw(np.random.default_rng(4), 2000, 300)
-    index = cases.filled("HNSW4", vectors)
+    vectors, bank = draw(np.random.default_rng(4), 2000, 300)
+    index = filled("HNSW4", vectors)
     model = fit(vectors, bank, "nnn", k=3, alpha=2.0)
     before = faiss.serialize_index(index)
-    file = cases.written(tmp_path / "x.faiss", index)
+    file = written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
     refused = pytest.raises(
         hubplugin.CorrectionRefused,
@@ -174,7 +171,7 @@ def test_vectors_are_not_added_with_another_model():
     )
     upgraded = upgrade(flat(), model)
     says = "are those of another model; add with that one"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50
     add(upgraded, X[:3], model)

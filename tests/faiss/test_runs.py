@@ -30,6 +30,7 @@ from hubplugin.store import Store
 from hubplugin_faiss import read_index
 from tests.faiss.cases import draw, filled, grow, written
 from tests.faiss.cases import stored as stored_in
+from tests.refusals import refused
 
 RNG = np.random.default_rng(7)
 BANK, GALLERY = draw(RNG, 200, 900, at=0.3)
@@ -37,31 +38,31 @@ FIT = {"force": True, "method": "csls"}
 
 
 @cache
-def fitted(method: str = "csls", **parameters) -> hubplugin.OffsetModel:
+def fitted(method="csls", **parameters):
     """A model, only to be looked at."""
     return hubplugin.fit(GALLERY, BANK, method, **parameters)
 
 
-def built(path: Path, vectors: np.ndarray = GALLERY) -> Path:
+def built(path, vectors=GALLERY):
     """An index of `vectors` in the file `path`."""
     return written(path, filled("Flat", np.ascontiguousarray(vectors)))
 
 
-def opened(path: Path) -> Store:
+def opened(path):
     return open_store(f"faiss:{path}")
 
 
-def stored(path: Path) -> np.ndarray:
+def stored(path):
     return stored_in(faiss.read_index(str(path)))
 
 
 @pytest.fixture
-def photos(tmp_path) -> Path:
+def photos(tmp_path):
     return built(tmp_path / "photos.faiss")
 
 
 @pytest.fixture(scope="module")
-def two_models(tmp_path_factory) -> Path:
+def two_models(tmp_path_factory):
     """A folder with photos.faiss, corrected by csls and then by nnn."""
     photos = built(tmp_path_factory.mktemp("corrected") / "photos.faiss")
     apply(opened(photos), fitted())
@@ -70,7 +71,7 @@ def two_models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def corrected(two_models, tmp_path) -> Path:
+def corrected(two_models, tmp_path):
     """The index of `two_models`, as one's own."""
     shutil.copytree(two_models, tmp_path, dirs_exist_ok=True)
     return tmp_path / "photos.faiss"
@@ -92,9 +93,8 @@ def test_nothing_else_writes_while_a_run_does(corrected, what):
     store = opened(corrected)
     with opened(corrected).begin(fitted("dn")):
         before = corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))
-        with pytest.raises(
-            StoreError,
-            match="is being written by another run; nothing was changed",
+        with refused(
+            StoreError, "is being written by another run; nothing was changed"
         ):
             WRITERS[what](store)
         assert (corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))) == before
@@ -115,7 +115,7 @@ def test_an_old_index_that_is_put_back_is_the_active_one_again(corrected):
     assert_allclose(stored(corrected), fitted().offsets(GALLERY), atol=1e-5)
 
 
-def lying_in(folder: Path) -> dict[str, bytes]:
+def lying_in(folder):
     """Each file in `folder` and below, but for locks."""
     if folder.is_file():
         return {"": folder.read_bytes()}
@@ -135,7 +135,7 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(
     grow(corrected, BANK[:1])  # so that a refresh has something to do
     before, store = lying_in(corrected.parent), opened(corrected)
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
-    with pytest.raises(StoreError, match=needed), full_disk(size):
+    with refused(StoreError, needed), full_disk(size):
         WRITERS[what](store)
     assert lying_in(corrected.parent) == before
 
@@ -144,7 +144,7 @@ CHANGES = "os.remove", "os.rename", "os.rmdir", "os.mkdir", "open"
 """The events that Python reports when names are made, changed or deleted."""
 
 
-def run_in_child(step: Callable[[], object], kill_before: int | None = None) -> bool:
+def run_in_child(step, kill_before=None):
     """Run `step` in a process that is killed before its change of this number; return
     True if it was not."""
     child = os.fork()
@@ -154,7 +154,7 @@ def run_in_child(step: Callable[[], object], kill_before: int | None = None) -> 
         return status == 0
     changes = itertools.count()
 
-    def watch(event: str, arguments: tuple) -> None:
+    def watch(event, arguments):
         is_write = event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if event in CHANGES and is_write and next(changes) == kill_before:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -166,7 +166,7 @@ def run_in_child(step: Callable[[], object], kill_before: int | None = None) -> 
     os._exit(1)
 
 
-def seen(path: Path) -> tuple:
+def seen(path):
     """Return the ranking, the model and the one before. Raise if they do not fit."""
     index, model = read_index(path)
     models = model, opened(path).previous()
@@ -174,7 +174,7 @@ def seen(path: Path) -> tuple:
     return *[part.tobytes() for part in index.search(BANK, 10)], *names
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder):
     """Return what lies there, whatever numbers versions have."""
     return sorted(re.sub(r"\d+\.", "N.", str(path)) for path in folder.rglob("*"))
 
@@ -196,7 +196,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finish
         grow(photos, BANK)
     kept = shutil.copytree(folder, tmp_path / "kept")
 
-    def run(what: str, kill_before: int | None = None) -> bool:
+    def run(what, kill_before=None):
         return run_in_child(lambda: WRITERS[what](opened(photos)), kill_before)
 
     before = seen(photos)
@@ -236,9 +236,8 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
     Path(f"{corrected}.hub/manifest.json").write_text(content)
     before = lying_in(corrected.parent)
     for use in (refresh, lambda store: apply(store, fitted("is"))):
-        with pytest.raises(
-            StoreError,
-            match=r"manifest\.json' has a manifest .*hubplugin remove faiss:",
+        with refused(
+            StoreError, r"manifest\.json' has a manifest .*hubplugin remove faiss:"
         ):
             use(opened(corrected))
     assert lying_in(corrected.parent) == before
@@ -250,7 +249,7 @@ def test_a_manifest_of_another_version_or_a_damaged_one_is_refused_still_searche
 
 def test_a_run_that_is_refused_leaves_no_folder(photos):
     faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
-    with pytest.raises(HubpluginError, match="is empty"):
+    with refused(HubpluginError, "is empty"):
         opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]
 
@@ -278,21 +277,21 @@ def test_what_another_program_writes_while_a_run_reads_or_fits_stays(corrected, 
     store = opened(corrected)
     seen = []
 
-    def replace(*_: object) -> None:
+    def replace(*_):
         if not seen:
             os.replace(new, corrected)
         seen.append(1)
 
     compute = hubplugin.Compute(progress=replace)
     if what in ("apply", "refit"):
-        with pytest.raises(StoreError, match="it stays as that program left"):
+        with refused(StoreError, "it stays as that program left"):
             hubplugin.apply(store, BANK, **FIT, compute=compute)
     else:
         with store.begin(fitted("is")) as writing:
             for batch in writing.scan():
                 writing.write(batch, fitted("is").offsets(batch.vectors))
             replace()
-            with pytest.raises(StoreError, match="it stays as that program"):
+            with refused(StoreError, "it stays as that program"):
                 writing.activate()
     assert corrected.read_bytes() == content
     WRITERS["model"](store)  # run again, it finds what is there
@@ -326,7 +325,7 @@ def test_a_correction_whose_model_is_lost_is_refused_and_taken_out_all_the_same(
     else:
         fitted("dn").save(model)
     for use in (read_index, lambda path: refresh(opened(path))):
-        with pytest.raises(StoreError, match=f"remove faiss:{corrected}"):
+        with refused(StoreError, f"remove faiss:{corrected}"):
             use(corrected)
     hubplugin.remove(opened(corrected))
     assert corrected.read_bytes() == raw

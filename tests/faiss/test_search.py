@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import hubplugin
 from hubplugin import InputError, StoreError, fit
@@ -15,7 +15,19 @@ from hubplugin.model import QueryMap
 from hubplugin.rerank import Dynamic, fit_rule
 from hubplugin_faiss import CorrectedSearch, upgrade
 from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import (
+    IP,
+    L2,
+    as_similarities,
+    assert_ranked,
+    draw,
+    filled,
+    made,
+    recall,
+    written,
+)
+from tests.galleries import assert_near
+from tests.refusals import refused
 
 
 @settings(max_examples=30, deadline=None)
@@ -27,23 +39,23 @@ from tests.faiss.cases import IP, L2
 )
 def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spread):
     rng = np.random.default_rng(seed)
-    vectors, queries = cases.draw(rng, 200, 8, d=9)
+    vectors, queries = draw(rng, 200, 8, d=9)
     offsets = (rng.normal(size=200) * spread).astype(np.float32)
-    index = cases.filled("Flat", vectors, metric)
+    index = filled("Flat", vectors, metric)
     found = CorrectedSearch(index, offsets, limit=80).search_certified(queries, k)
     truth = cases.similarities(queries, vectors, metric) + offsets
     assert (found.fetched <= 80).all()
     for query in np.flatnonzero(found.certified):
         best = -np.sort(-truth[query])[:k]
-        assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
-        scores = cases.as_similarities(found.scores[query], metric)
-        assert_allclose(scores, best, atol=1e-5)
+        assert_near(truth[query, found.ids[query]], best)
+        scores = as_similarities(found.scores[query], metric)
+        assert_near(scores, best)
 
 
 @pytest.mark.parametrize("metric", [IP, L2])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, rng):
-    case = cases.made("Flat", metric)
+    case = made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = fit(case.vectors, case.queries + 0.1, "is")
     model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors)
@@ -58,11 +70,11 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()
     assert (found.fetched < case.index.ntotal).any()
-    cases.assert_ranked(found.ids, truth, case.ids)
+    assert_ranked(found.ids, truth, case.ids)
 
 
 def test_what_probes_too_little_certifies_nothing():
-    case = cases.made("IVF8,Flat", IP)
+    case = made("IVF8,Flat", IP)
     search = CorrectedSearch(case.index, case.offsets, limit=600)
     case.index.nprobe = 1
     assert not search.search_certified(case.queries, 200).certified.any()
@@ -71,18 +83,18 @@ def test_what_probes_too_little_certifies_nothing():
 
 
 def test_what_no_longer_fits_is_refused():
-    case = cases.made("Flat", IP)
+    case = made("Flat", IP)
     offsets = case.offsets.copy()
     search = CorrectedSearch(case.index, offsets)
     before = search.search(case.queries, 5)
     offsets[:] = 0
     assert_array_equal(search.search(case.queries, 5), before)
     for queries in (case.queries[:, :5], case.queries * np.nan):
-        with pytest.raises(InputError, match="expected finite queries"):
+        with refused(InputError, "expected finite queries"):
             search.search(queries, 5)
     case.index.remove_ids(np.arange(10))
     says = "the index holds 590 now, and 600 when this was made"
-    with pytest.raises(InputError, match=says):
+    with refused(InputError, says):
         search.search(case.queries, 5)
 
 
@@ -103,22 +115,22 @@ def test_what_no_longer_fits_is_refused():
     ],
 )
 def test_what_does_not_fit_is_refused(says, kind, metric, arguments):
-    index = cases.made(kind, metric).index
-    with pytest.raises(InputError, match=says):
+    index = made(kind, metric).index
+    with refused(InputError, says):
         CorrectedSearch(index, **{"correction": np.zeros(600), **arguments})
 
 
 @pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
 def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
-    vectors, queries, bank = cases.draw(rng, 300, 20, 60, d=8, at=0.5)
-    second = cases.draw(rng, 50, d=8)[0] if method == "dualdis" else None
+    vectors, queries, bank = draw(rng, 300, 20, 60, d=8, at=0.5)
+    second = draw(rng, 50, d=8)[0] if method == "dualdis" else None
     rule = fit_rule(vectors, hubplugin.Bank(bank, second), method)
-    search = CorrectedSearch(cases.filled("Flat", vectors), rule, targets=vectors)
+    search = CorrectedSearch(filled("Flat", vectors), rule, targets=vectors)
     found = search.search_certified(queries, 5)
     similarities = cases.similarities(queries, vectors, IP)
     truth = rule.rescore(similarities, rule.keep(vectors))
     assert found.certified.all()
-    cases.assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
+    assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
 
 
 REFUSED = (
@@ -135,27 +147,27 @@ def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_rankin
     kind, metric, rng, tmp_path
 ):
     middle = 0.3 * rng.normal(size=24)
-    queries, bank = cases.draw(rng, 40, 100, d=24, at=middle)
-    case = cases.made(kind, metric)
+    queries, bank = draw(rng, 40, 100, d=24, at=middle)
+    case = made(kind, metric)
     model = fit(case.vectors, bank)
-    file = cases.written(tmp_path / "x.faiss", case.index)
+    file = written(tmp_path / "x.faiss", case.index)
     says = r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         upgrade(case.index, model)
-    with pytest.raises(StoreError, match=says):
+    with refused(StoreError, says):
         hubplugin.open_store(f"faiss:{file}")
     search = CorrectedSearch(case.index, model, vectors=case.vectors)
     similarities = cases.similarities(queries, case.vectors, metric)
     truth = similarities + model.offsets(case.vectors)
     raw, corrected = (
-        cases.recall(each.search(queries, 10)[1], case.ids[cases.best(truth)])
+        recall(each.search(queries, 10)[1], case.ids[cases.best(truth)])
         for each in (case.index, search)
     )
     assert corrected > raw + 0.1
 
 
 def test_an_index_of_bits_proves_nothing():
-    case = cases.made("LSH", L2)
+    case = made("LSH", L2)
     given = {"vectors": case.vectors, "limit": 300}
     search = CorrectedSearch(case.index, case.offsets, **given)
     found = search.search_certified(case.queries, 5)

@@ -7,14 +7,15 @@ import pytest
 import hubplugin
 from hubplugin_faiss import add, upgrade
 from tests.faiss import cases
+from tests.faiss.cases import best, decoded, draw, filled, stored
 
 
-def first_stage(index: faiss.Index) -> faiss.Index:
+def first_stage(index):
     """What `index` owns, which must live as long."""
     return faiss.downcast_index(faiss.downcast_index(index).base_index)
 
 
-def slope_of(raw: faiss.Index, vectors: np.ndarray) -> float:
+def slope_of(raw, vectors):
     """That of what the codes of the first stage decode to on `vectors`, in float64."""
     coded = first_stage(raw).reconstruct_n(0, len(vectors)).astype(np.float64)
     true, coded = (
@@ -31,7 +32,7 @@ def lengths(vectors):
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
 def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
-    vectors, bank = cases.draw(rng, 600, 80, d=32, at=1.5)
+    vectors, bank = draw(rng, 600, 80, d=32, at=1.5)
     raw = faiss.index_factory(32, "PQ4np,RFlat", metric)
     raw.train(vectors)
     raw.add(vectors[:500])
@@ -41,7 +42,7 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
 
     index = upgrade(raw, model, force=True)
     add(index, vectors[500:], model)
-    coded, found = cases.decoded(first_stage(index)), cases.stored(first_stage(index))
+    coded, found = decoded(first_stage(index)), stored(first_stage(index))
     found -= lengths(coded) ** 2 / 2 if metric == faiss.METRIC_L2 else 0
     for part in (slice(0, 500), slice(500, 600)):
         columns = [
@@ -65,12 +66,12 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     vectors *= rng.uniform(0.7, 1.3, (len(vectors), 1)).astype(np.float32)
     queries = real["test_queries"][:300].astype(np.float32)
     offsets = 0.02 * rng.normal(size=len(vectors))
-    index = cases.filled(kind, vectors, faiss.METRIC_L2)
+    index = filled(kind, vectors, faiss.METRIC_L2)
     scores = queries @ vectors.T - (vectors**2).sum(axis=1) / 2
 
     def recall(index, scores):
         faiss.ParameterSpace().set_index_parameter(index, "k_factor_rf", 2)
-        return cases.recall(index.search(queries, 10)[1], cases.best(scores))
+        return cases.recall(index.search(queries, 10)[1], best(scores))
 
     raw = recall(index, scores)
     upgraded = upgrade(index, offsets.astype(np.float32))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-import hubplugin
-from hubplugin import Bank
+from hubplugin import Bank, diagnose, fit
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.results import CORRECTED
 from tests.galleries import unit
@@ -20,7 +19,7 @@ def example(real):
 @pytest.fixture(scope="module")
 def answered(example):
     bank = Bank(example[0], np.arange(QUERIES))
-    return hubplugin.diagnose(example[1], bank, learn=True)
+    return diagnose(example[1], bank, learn=True)
 
 
 def jobs(diagnosis):
@@ -28,7 +27,7 @@ def jobs(diagnosis):
 
 
 def test_without_answers_it_says_what_would_tell(example):
-    diagnosis = hubplugin.diagnose(example[1], example[0])
+    diagnosis = diagnose(example[1], example[0])
     assert "--answers" in str(diagnosis)
     assert diagnosis.helps is None
     assert diagnosis.as_json()["lesson"] is None
@@ -51,7 +50,7 @@ def test_with_answers_it_says_what_was_measured_on_held_out_queries(answered):
 
 def test_the_headline_says_what_the_default_would_do(real):
     """Skewness and R@1 may go apart: both are in the first line, and so is a refusal."""
-    diagnosis = hubplugin.diagnose(
+    diagnosis = diagnose(
         real["test_targets"], Bank(real["bank_queries"], real["bank_targets"])
     )
     headline = str(diagnosis).splitlines()[0]
@@ -65,8 +64,8 @@ def test_hubs_are_those_of_the_matrix_with_their_own_names(example):
     occurrence = k_occurrence(nearest, len(targets))
     zero = np.zeros((1, targets.shape[1]), np.float32)
     with_zero = np.concatenate([zero, targets])
-    plain = hubplugin.diagnose(targets, queries)
-    shifted = hubplugin.diagnose(with_zero, queries)
+    plain = diagnose(targets, queries)
+    shifted = diagnose(with_zero, queries)
     assert [hub.found_by["raw"] for hub in plain.hubs] == [
         occurrence[hub.id] for hub in plain.hubs
     ]
@@ -82,12 +81,12 @@ def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(examp
         return queries[[int(text.split()[1]) for text in asked]]
 
     answers = np.arange(QUERIES)
-    diagnosis = hubplugin.diagnose(
+    diagnosis = diagnose(
         targets,
         Bank(texts, answers, embed=embed),
         show=lambda ids: [f"target {id}" for id in ids],
     )
-    model = hubplugin.fit(targets, Bank(queries, answers))
+    model = fit(targets, Bank(queries, answers))
     raw = queries @ targets.T
     corrected = raw + model.offsets(targets)
     found = k_occurrence(np.argsort(-corrected, axis=1)[:, :10], len(targets))
@@ -108,11 +107,11 @@ def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(examp
 
 def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):
     queries, targets = example
-    copied = hubplugin.diagnose(np.concatenate([targets, targets]), queries)
+    copied = diagnose(np.concatenate([targets, targets]), queries)
     steps = copied.page().steps
     assert [step.job for step in steps] == [""]
     assert "keep one of each" in steps[0].text
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(384, 384)))[0]
-    other = hubplugin.diagnose(targets, unit(queries @ turned))
+    other = diagnose(targets, unit(queries @ turned))
     assert other.page().direction == "worse"
     assert any("very model" in step.text for step in other.page().steps)

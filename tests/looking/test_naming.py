@@ -2,69 +2,43 @@
 
 import json
 
-import chromadb
-import lancedb
 import numpy as np
-import pyarrow as pa
 import pytest
-from qdrant_client import QdrantClient, models
 
-import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin.jobs.naming import LONGEST, display_names, names_of
-from hubplugin.registry import open_store
-from tests.galleries import flat_index, unit
+from hubplugin.metric import Metric
+from tests.galleries import flat_store
+from tests.keepers import DIM, InChroma, InLanceDB, InQdrant
+from tests.refusals import refused
 
-VECTORS = unit(np.random.default_rng(0).normal(size=(30, 4)))
-TITLES = [f"photo o'{row}" for row in range(30)]
-
-
-def qdrant(folder):
-    client = QdrantClient(":memory:")
-    size = models.VectorParams(size=4, distance=models.Distance.COSINE)
-    client.create_collection("photos", size)
-    payload = [{"title": title, "year": 2000} for title in TITLES]
-    client.upload_collection("photos", VECTORS, payload, ids=range(30))
-    return hubplugin_qdrant.open_store(client, "photos"), [7, 3]
+VECTORS = np.eye(9, DIM, dtype=np.float32) + 0.1
 
 
-def chroma(folder):
-    client = chromadb.PersistentClient(str(folder / "chroma"))
-    collection = client.create_collection("photos")
-    ids = [f"id '{row}" for row in range(30)]
-    fields = [{"title": title, "year": 2000} for title in TITLES]
-    collection.add(ids, VECTORS, fields)
-    return open_store(f"chroma:{folder}/chroma/photos"), [ids[7], ids[3]]
-
-
-def lance(folder):
-    ids = [f"id '{row}" for row in range(30)]
-    vectors = pa.FixedSizeListArray.from_arrays(VECTORS.ravel(), 4)
-    years = pa.array([2000] * 30)
-    rows = {"id": ids, "vector": vectors, "title": TITLES, "year": years}
-    lancedb.connect(folder / "lance").create_table("photos", pa.table(rows))
-    return open_store(f"lancedb:{folder}/lance/photos"), [ids[7], ids[3]]
-
-
-@pytest.mark.parametrize("make", [qdrant, chroma, lance])
-def test_targets_are_called_by_a_field_and_unasked_by_a_title(make, tmp_path):
-    store, ids = make(tmp_path)
-    called = [TITLES[7], TITLES[3]]
+@pytest.mark.parametrize("kind", [InQdrant, InChroma, InLanceDB])
+def test_targets_are_called_by_a_field_and_unasked_by_a_title(kind, tmp_path):
+    user = kind(str(tmp_path), Metric.COSINE)
+    user.create()
+    ids = [user.key(number) for number in range(9)]
+    user.put(ids, VECTORS)
+    called = [f"photo o'{key}" for key in ids]
+    for key, title in zip(ids, called, strict=True):
+        user.entitle(key, title)
+    store = user.open()
     unasked = names_of(store)
-    assert unasked(ids) == called
+    assert unasked([ids[7], ids[3]]) == [called[7], called[3]]
     assert unasked.field == "title"
-    assert names_of(store, "title")(ids) == called
-    assert names_of(store, "year")(ids) == ["2000", "2000"]
-    with pytest.raises(
-        InputError, match=r"no target has a field 'heading'.*title.*year"
-    ):
+    assert names_of(store, "title")(ids[:2]) == called[:2]
+    with refused(InputError, "no target has a field 'heading'.*title"):
         names_of(store, "heading")(ids)
+    if kind is InQdrant:
+        assert names_of(store, "n")(ids[:2]) == ["1", "1"]
 
 
 def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
-    store = open_store(flat_index(tmp_path / "photos.faiss", VECTORS))
+    store = flat_store(tmp_path, VECTORS)
     assert names_of(store)([1]) == [None]
-    with pytest.raises(InputError, match="'title' is none: pass a file as show="):
+    with refused(InputError, "'title' is none: pass a file as show="):
         names_of(store, "title")([1])
 
 
@@ -90,9 +64,9 @@ def test_a_long_text_is_shown_by_its_beginning_in_one_line():
 
 
 def test_what_cannot_name_anything_is_told_in_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"there is no file 'names\.json'"):
+    with refused(InputError, "there is no file 'names.json'"):
         names_of(None, "names.json")
     (tmp_path / "number.json").write_text(json.dumps(3))
-    with pytest.raises(InputError, match="holds int; expected a list, or texts by id"):
+    with refused(InputError, "holds int; expected a list, or texts by id"):
         names_of(None, str(tmp_path / "number.json"))
     assert names_of(None) is None

@@ -32,7 +32,7 @@ class Block:
     reason: str | None
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     """The fenced blocks of a page, in their order."""
     text = page.read_text(encoding="utf-8")
     found = []
@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def commands(page: Path) -> list[list[str]]:
+def commands(page):
     """Each `hubplugin ...` that a page tells to type, as words: of its blocks, fenced or indented."""
     text = page.read_text(encoding="utf-8")
     code = [
@@ -64,7 +64,7 @@ def commands(page: Path) -> list[list[str]]:
     return [_words(line) for line in typed if line.startswith("hubplugin ")]
 
 
-def _words(line: str) -> list[str]:
+def _words(line):
     words = shlex.split(line, comments=True)
     for end in (";", "|", ">", "&&", "||"):
         if end in words:

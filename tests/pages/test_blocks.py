@@ -21,7 +21,7 @@ ELSEWHERE = {
 """Pages whose blocks have tests of their own."""
 
 
-def script(page: Path) -> str:
+def script(page):
     """All blocks as one program; a shell block runs between the two Python blocks that it stands between."""
     before = BEFORE / f"{page.stem}.py"
     parts = [before.read_text()] if before.exists() else []

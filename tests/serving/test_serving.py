@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,34 +9,44 @@ import pytest
 import hubplugin
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("serving")
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(8, 16))[rng.integers(8, size=320)]
-    vectors = (centres + 0.7 * rng.normal(size=(320, 16))).astype(np.float32)
-    gallery = vectors[:200]
-    queries = vectors[200:]
-    np.save(place / "gallery.npy", gallery)
-    np.save(place / "queries.npy", queries)
-    hubplugin.fit(gallery, queries[:100], "nnn", k=8).save(place / "model.hub")
-    hubplugin.fit(gallery, queries[:80], "csls").save(place / "other.hub")
-    return place
-
-
-def run(*arguments: object) -> str:
+def run(*arguments):
     program = [sys.executable, *map(str, arguments)]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_service_does_not_import_torch_where_it_is_installed(folder):
-    run("-m", "tests.serving.walk", folder)
+def test_a_service_does_not_import_torch_where_it_is_installed(tmp_path, rng):
+    centres = rng.normal(size=(8, 16))[rng.integers(8, size=320)]
+    vectors = (centres + 0.7 * rng.normal(size=(320, 16))).astype(np.float32)
+    gallery, queries = vectors[:200], vectors[200:]
+    np.save(tmp_path / "gallery.npy", gallery)
+    np.save(tmp_path / "queries.npy", queries)
+    hubplugin.fit(gallery, queries[:100], "nnn", k=8).save(tmp_path / "model.hub")
+    run("-m", "tests.serving.walk", tmp_path)
 
 
-def test_a_service_and_who_keeps_it_work_without_torch(folder):
-    run("-m", "tests.serving.walk", folder, "--keep")
+WITHOUT_TORCH = r"""
+import sys
+sys.modules["torch"] = None
+import numpy as np, pytest, hubplugin
+lacking = r"needs torch, which is not installed; .*pip install '\.\[fit\]'"
+with pytest.raises(hubplugin.InputError, match=lacking):
+    hubplugin.fit(np.eye(4), np.eye(4), compute=hubplugin.Compute("cpu"))
+sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_who_keeps_a_service_needs_no_torch():
+    """Jobs and conformance; numpy fits, too."""
+    tests = (
+        "adapters/test_faiss.py",
+        "looking/test_diagnose.py",
+        "looking/test_in_store.py",
+    )
+    said = run("-c", WITHOUT_TORCH, *(f"tests/{each}" for each in tests))
+    assert "skipped" not in said, "a test asks for a device of torch"
 
 
 def test_an_import_brings_neither_torch_nor_a_command_line():

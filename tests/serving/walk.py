@@ -1,8 +1,6 @@
-"""What a service does: python -m tests.serving.walk FOLDER [--keep]
+"""What a service does: python -m tests.serving.walk FOLDER
 
-FOLDER holds two models, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d].
-It searches and writes; with --keep it also does what a maintainer does, where torch
-cannot be imported.
+FOLDER holds a model, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d].
 """
 
 import asyncio
@@ -10,9 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
-import faiss
 import numpy as np
-import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 import hubplugin
@@ -21,7 +17,7 @@ from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, open_store
 COSINE = models.VectorParams(size=16, distance=models.Distance.COSINE)
 
 
-def correct(plain: QdrantClient, name: str, folder: Path, storage: str) -> list[int]:
+def correct(plain, name, folder, storage):
     """Make a corrected collection; return the best five targets of the first query."""
     gallery = np.load(folder / "gallery.npy")
     plain.create_collection(name, {"image": COSINE})
@@ -34,14 +30,14 @@ def correct(plain: QdrantClient, name: str, folder: Path, storage: str) -> list[
     return np.argsort(-scores)[:5].tolist()
 
 
-def find(plain: QdrantClient, name: str, folder: Path) -> list[int]:
+def find(plain, name, folder):
     query = np.load(folder / "queries.npy")[0]
     client = HubQdrantClient.wrap(plain)
     found = client.query_points(name, query, using="image", limit=5)
     return [point.id for point in found.points]
 
 
-def serve(plain: QdrantClient, folder: Path) -> None:
+def serve(plain, folder):
     for storage in ("payload", "vector"):
         expected = correct(plain, storage, folder, storage)
         assert find(plain, storage, folder) == expected
@@ -51,7 +47,7 @@ def serve(plain: QdrantClient, folder: Path) -> None:
     gallery = np.load(folder / "gallery.npy")
     client.upload_collection("payload", {"image": gallery}, ids=range(1000, 1200))
 
-    async def search() -> None:
+    async def search():
         client = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"))
         await client.create_collection("plain", COSINE)
         await client.query_points("plain", [1.0] * 16)
@@ -59,51 +55,8 @@ def serve(plain: QdrantClient, folder: Path) -> None:
     asyncio.run(search())
 
 
-def keep(plain: QdrantClient, folder: Path) -> None:
-    queries = np.load(folder / "queries.npy")
-    gallery = np.load(folder / "gallery.npy")
-    expected = correct(plain, "photos", folder, "payload")
-    store = open_store(plain, "photos", "image")
-    point = models.PointStruct(id=2000, vector={"image": gallery[0].tolist()})
-    plain.upsert("photos", [point])
-    hubplugin.refresh(store)
-    found = hubplugin.inspect(store, queries)
-    assert found.missing == found.stale == 0
-    store.explain(queries[0])
-    plain.delete("photos", [2000])
-    hubplugin.apply(store, hubplugin.load(folder / "other.hub"))
-    hubplugin.rollback(store)
-    assert find(plain, "photos", folder) == expected
-    truth = [expected[:1], *([] for _ in queries[1:])]
-    results = hubplugin.evaluate(store, queries=queries, truth=truth)
-    assert results["corrected"].recall[1].value == 1.0
-    recorder = hubplugin.Recorder(folder / "queries.recorded")
-    recorder.add(queries)
-    recorder.close()
-    # numpy fits, too; a device of torch says what to install.
-    model = hubplugin.fit(gallery, queries)
-    np.testing.assert_allclose(model.offsets(gallery), model.fitted, atol=1e-5)
-    hubplugin.apply(store, queries, force=True)
-    hubplugin.refit(store, queries, force=True)
-    hubplugin.diagnose(gallery, queries)
-    lacking = r"needs torch, which is not installed; .*pip install '\.\[fit\]'"
-    with pytest.raises(hubplugin.InputError, match=lacking):
-        model.offsets(gallery, compute=hubplugin.Compute("cpu"))
-    index = faiss.index_factory(16, "IVF8,Flat", faiss.METRIC_INNER_PRODUCT)
-    index.train(gallery)
-    index.add(gallery)
-    path = folder / "photos.faiss"
-    faiss.write_index(index, str(path))
-    hubplugin.apply(hubplugin.open_store(f"faiss:{path}"), gallery, "csls", force=True)
-    assert faiss.read_index(str(path)).search(gallery[:1], 5)[1].shape == (1, 5)
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     sys.modules["hubplugin.calibration"].QUERIES = 6  # local mode searches in Python
-    given = Path(sys.argv[1])
-    if "--keep" in sys.argv:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-        keep(QdrantClient(":memory:"), given)
-    serve(QdrantClient(":memory:"), given)
-    assert sys.modules.get("torch") is None
+    serve(QdrantClient(":memory:"), Path(sys.argv[1]))
+    assert "torch" not in sys.modules

@@ -1,35 +1,30 @@
 """Texts and clicks read from logs."""
 
-import csv
-import json
 import sys
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hubplugin import InputError
 from hubplugin.bank import Bank
 from hubplugin.bank.texts import read_clicks, read_texts
+from tests.refusals import refused
 
 TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
 
 
 def write(path, texts, column="query"):
-    separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({"at": [1] * len(texts), column: texts}), path)
-    elif separator:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter=separator)
-            writer.writerows([["at", column], *([1, text] for text in texts)])
-    else:
-        lines = texts
-        if path.suffix == ".jsonl":
-            lines = [json.dumps({"at": 1, column: text}) for text in texts]
-        path.write_text("\n".join([*lines, ""]), "utf-8")
+    table = pd.DataFrame({"at": 1, column: texts})
+    kinds = {
+        ".parquet": table.to_parquet,
+        ".csv": partial(table.to_csv, index=False),
+        ".tsv": partial(table.to_csv, index=False, sep="\t"),
+        ".jsonl": partial(table.to_json, orient="records", lines=True),
+        ".txt": partial(np.savetxt, X=texts, fmt="%s"),
+    }
+    kinds[path.suffix](path)
     return path
 
 
@@ -41,14 +36,14 @@ def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
     file = tmp_path / f"log{kind}"
     assert read_texts(write(file, TEXTS, "question")).texts == TEXTS
     said = "has no column called query or text or question; rename the one that has"
-    with pytest.raises(InputError, match=said):
+    with refused(InputError, said):
         read_texts(write(file, TEXTS, "what"))
 
 
 def test_tables_need_pyarrow_and_lines_do_not(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = r"reading log.* needs pyarrow; .*pip install '\.\[tables\]'$"
-    with pytest.raises(InputError, match=said):
+    with refused(InputError, said):
         read_texts(write(tmp_path / "log.csv", TEXTS))
     assert read_texts(write(tmp_path / "log.txt", TEXTS)).texts == TEXTS
 
@@ -77,10 +72,9 @@ def test_rows_without_a_text_are_left_out_and_counted(kind, tmp_path, caplog):
 )
 def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=said) as raised:
+    with refused(InputError, said):
         read_texts(tmp_path / name)
-    assert "\n" not in str(raised.value)
-    with pytest.raises(InputError, match="there is no file"):
+    with refused(InputError, "there is no file"):
         read_texts(tmp_path / "nowhere.txt")
 
 
@@ -96,9 +90,8 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
 def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(InputError, match=said) as raised:
+    with refused(InputError, said):
         Bank(np.eye(3), path).clicks(3)
-    assert "\n" not in str(raised.value)
 
 
 def clicked(path, content, *given):
@@ -151,5 +144,5 @@ def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     said = (
         "none of 1 clicks is of a query in the bank; expected the text of a query, or"
     )
-    with pytest.raises(InputError, match=f"{said} its row from 0 to 1$"):
+    with refused(InputError, f"{said} its row from 0 to 1$"):
         clicked(tmp_path, "query,target\n9,8\n", 2)

@@ -13,7 +13,8 @@ from hubplugin.guard import judge
 from hubplugin.metric import Metric
 from hubplugin.validation import sample_of
 from hubplugin.vectors import Sliceable
-from tests.galleries import flat_index
+from tests.galleries import flat_store
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def read(real):
 
 def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
     (queries, targets, second), counts = read
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets.array()))
+    store = flat_store(tmp_path, targets.array())
     counts.clear()
     hubplugin.apply(store, hubplugin.Bank(queries, second))
     assert counts == {"bank_queries": 1, "bank_targets": 1}
@@ -111,9 +112,8 @@ def test_equal_answers_of_pairs_are_one_target():
     ],
 )
 def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, says):
-    with pytest.raises(hubplugin.InputError, match=says) as caught:
+    with refused(hubplugin.InputError, says):
         judge(GALLERY, Bank(QUERIES, answers))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_answers_that_cannot_be_used_are_refused_in_one_line(answers, says):
     ],
 )
 def test_a_bank_or_gallery_that_cannot_be_tried_is_refused(queries, targets, says):
-    with pytest.raises(hubplugin.InputError, match=says):
+    with refused(hubplugin.InputError, says):
         judge(targets, Bank(queries))

@@ -6,16 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hubplugin
-from hubplugin import Bank
+from hubplugin import Bank, Compute, CorrectionRefused, HubpluginError, apply, diagnose
 from hubplugin.bank import BankProfile
 from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
-from hubplugin.store import Store
 from hubplugin.validation import Figures, Margins
-from tests.galleries import flat_index, unit
+from tests.galleries import flat_store, unit
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def asked(real):
 
 
 def refused(*given, **options):
-    with pytest.raises(hubplugin.CorrectionRefused) as caught:
+    with pytest.raises(CorrectionRefused) as caught:
         judge(*given, **options).require_passed()
     assert "\n" not in str(caught.value)
     assert "force=True" in str(caught.value)
@@ -102,7 +100,7 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(
     assert seen.notes[0] == f"{small}; collect 300 or more"
     unmeasured = "no effect can be measured: hubness (skewness) goes from 2.89 to"
     assert unmeasured in seen.notes[1]
-    forced = hubplugin.apply(store, queries[:15], force=True, dry_run=True)
+    forced = apply(store, queries[:15], force=True, dry_run=True)
     assert small in str(forced)
 
 
@@ -321,8 +319,8 @@ def test_a_rise_of_skewness_is_a_note_and_no_objection(gallery, queries, documen
 
 
 @pytest.fixture
-def store(gallery, tmp_path) -> Store:
-    return open_store(flat_index(tmp_path / "photos.faiss", unit(gallery[:500])))
+def store(gallery, tmp_path):
+    return flat_store(tmp_path, unit(gallery[:500]))
 
 
 def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
@@ -331,11 +329,11 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
     path = Path(store.url.removeprefix("faiss:"))
     before = path.read_bytes()
     given = {"bank": queries[:60], "method": "is", "tau": 0.02}
-    with pytest.raises(hubplugin.CorrectionRefused):
-        hubplugin.apply(store, **given)
+    with pytest.raises(CorrectionRefused):
+        apply(store, **given)
     assert path.read_bytes() == before
     assert open_store(store.url).correction() is None
-    hubplugin.apply(store, **given, force=True)
+    apply(store, **given, force=True)
     assert open_store(store.url).correction().active
 
 
@@ -345,14 +343,14 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
         ({"method": "is", "tau": -1}, "tau=-1 is refused"),
         ({"answers": np.eye(3)}, "384 dimensions, target bank has 3"),
         ({"method": "dualis"}, "pass answers="),
-        ({"compute": hubplugin.Compute("abacus")}, "device 'abacus' is not usable"),
+        ({"compute": Compute("abacus")}, "device 'abacus' is not usable"),
         ({"vector_name": "x"}, "'vector_name' is no argument here"),
         ({"few": 9}, "query bank has 9 distinct queries; .* needs at least 10"),
         (
             {"few": 20, "method": "dbsn"},
             "'dbsn' needs 400 distinct queries, the bank has 20; .*: use method='blend'",
         ),
-        ({"job": hubplugin.diagnose, "few": 9}, "query bank has 9 distinct queries"),
+        ({"job": diagnose, "few": 9}, "query bank has 9 distinct queries"),
     ],
 )
 def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
@@ -363,7 +361,7 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(
 
     monkeypatch.setattr(type(store), "scan", scan)
     given = dict(given)
-    job = given.pop("job", hubplugin.apply)
+    job = given.pop("job", apply)
     bank = Bank(queries[: given.pop("few", None)], given.pop("answers", None))
-    with pytest.raises(hubplugin.HubpluginError, match=says):
+    with pytest.raises(HubpluginError, match=says):
         job(store, bank, **given)

@@ -10,11 +10,10 @@ from hubplugin.bank import Bank, find_missing, places
 from hubplugin.compute import Compute
 from hubplugin.guard import judge, look_like_wrong_clicks, try_paraphrases
 from hubplugin.methods import METHODS
-from hubplugin.registry import open_store
 from hubplugin.store import Batch
 from hubplugin.validation import FOLDS, fitted_by, folds_within
 from tests.core import formulas
-from tests.galleries import flat_index, unit
+from tests.galleries import flat_store, unit
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +111,7 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     queries, targets, clicks = wordings
     targets = unit(targets)
     ids = 1_000 + np.arange(len(targets))
-    store = open_store(flat_index(tmp_path / "photos.faiss", targets, ids))
+    store = flat_store(tmp_path, targets, ids)
     by_row = judge(targets, Bank(queries, clicks)).raw
     assert hubplugin.diagnose(store, Bank(queries, ids[clicks])).trial.raw == by_row
     some_gone = np.where(clicks < 190, ids[clicks], 7)

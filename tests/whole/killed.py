@@ -11,8 +11,9 @@ import numpy as np
 import hubplugin
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
-from hubplugin.store import Store
-from tests.keepers import DIM, KEEPERS, Keeper
+from tests.core.formulas import similarity
+from tests.galleries import assert_near, unit
+from tests.keepers import DIM, KEEPERS
 
 COUNT, CHANGED = 600, 100
 AFTER = {
@@ -25,25 +26,23 @@ AFTER = {
 """By what searches rank behind each job; before it they rank by nnn, or in part for a refresh."""
 
 
-def draw(seed: int, count: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
+def draw(seed, count):
     centres = np.random.default_rng(0).normal(size=(6, DIM))
-    vectors = centres[rng.integers(6, size=count)] + rng.normal(size=(count, DIM))
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / lengths).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    return unit(centres[rng.integers(6, size=count)] + rng.normal(size=(count, DIM)))
 
 
-def make(keeper: Keeper) -> str:
+def make(keeper):
     keeper.create()
     put(keeper, draw(1, COUNT))
     return "made"
 
 
-def put(keeper: Keeper, vectors: np.ndarray) -> None:
+def put(keeper, vectors):
     keeper.put([keeper.key(number) for number in range(len(vectors))], vectors)
 
 
-def renew(keeper: Keeper) -> str:
+def renew(keeper):
     """Correct by nnn, and keep is behind it."""
     store = keeper.open()
     hubplugin.remove(store)
@@ -54,18 +53,18 @@ def renew(keeper: Keeper) -> str:
     return f"left {left}"
 
 
-def change(keeper: Keeper) -> str:
+def change(keeper):
     """Change vectors past hubplugin."""
     put(keeper, draw(2, CHANGED))
     return "changed"
 
 
-def write_by(method: str, store: Store) -> None:
+def write_by(method, store):
     model = hubplugin.fit(draw(1, COUNT), draw(3, 200), method)
     write(store, model, force=True)
 
 
-def do(job: str, keeper: Keeper) -> str:
+def do(job, keeper):
     store = keeper.open()
     if job == "apply":
         write_by("csls", store)
@@ -76,7 +75,7 @@ def do(job: str, keeper: Keeper) -> str:
     return job
 
 
-def finish(job: str, keeper: Keeper) -> str:
+def finish(job, keeper):
     """Run `job` again, or bring up to date what it has done."""
     state, wrong = look(keeper).split()
     if state == "raw":
@@ -86,7 +85,7 @@ def finish(job: str, keeper: Keeper) -> str:
     return do("refresh", keeper)
 
 
-def look(keeper: Keeper) -> str:
+def look(keeper):
     """Return by what searches rank, and how many offsets are not those of the model.
 
     The ranking is compared with the stored offsets, in float64.
@@ -105,14 +104,14 @@ def look(keeper: Keeper) -> str:
         if wrong.any():  # the store has its own way with these
             return said
     queries = draw(5, 20)
-    scores = queries.astype(np.float64) @ vectors.T
+    scores = similarity(queries, vectors, "cosine")
     if said != "raw 0":
         scores = scores + offsets
     hits = store.search(queries, 10)
     found = [[ids.index(key) for key in line] for line in hits.ids]
     ranked = np.take_along_axis(scores, np.array(found), axis=1)
     told = np.array([keeper.gains(line) for line in hits.scores])
-    np.testing.assert_allclose(told - told[:, :1], ranked - ranked[:, :1], atol=1e-4)
+    assert_near(told - told[:, :1], ranked - ranked[:, :1], 1e-4)
     least = np.sort(scores, axis=1)[:, -10:-9] - 1e-4
     assert (ranked >= least).mean() >= 0.97  # candidates are chosen for 0.995
     return said

@@ -5,7 +5,7 @@ model by which searches rank, and the one before. Searches are compared with ari
 in float64.
 """
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,42 +15,56 @@ import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap
-from hubplugin.store import Id, Store
-from tests.keepers import DIM, Keeper
+from hubplugin.model import QueryMap
+from tests.core.formulas import similarity
+from tests.galleries import assert_near
+from tests.keepers import DIM
+from tests.refusals import refused
 
 COUNT = 60
 METHODS = ("is", "nnn", "csls", "dn", "sn", "blend")
 STEPS = (
-    *("put", "put", "put_by_hubplugin", "delete", "come_back", "mark"),
+    *("put", "put", "put_by_hubplugin", "delete", "come_back", "entitle"),
     *("apply", "apply_again", "refit", "rollback", "refresh", "remove"),
     *("cut_off", "restart"),
 )
 
 
+def fingerprint(model):
+    return model and model.fingerprint
+
+
+def without_zeros(vectors):
+    return vectors[vectors.any(axis=1)]
+
+
+def refused_without(model, said):
+    return nullcontext() if model else refused(StoreError, said)
+
+
 class Life:
     """One gallery that `keeper` keeps, from its creation on. told: what was done."""
 
-    def __init__(self, keeper: Keeper, seed: int):
+    def __init__(self, keeper, seed):
         self.rng = np.random.default_rng(seed)
         self.keeper = keeper
         self.metric = keeper.metric
         self.centres = self.rng.normal(size=(5, DIM))
-        self.told: list[str] = []
-        self.vectors: dict[Id, np.ndarray] = {}
-        self.gone: dict[Id, np.ndarray] = {}
-        self.offsets: dict[Id, tuple[float, np.ndarray]] = {}
-        self.active: OffsetModel | None = None
-        self.previous: OffsetModel | None = None
-        self.half: OffsetModel | None = None
-        self.written: dict[Id, tuple[float, np.ndarray]] = {}
+        self.told = []
+        self.vectors = {}
+        self.gone = {}
+        self.offsets = {}
+        self.active = None
+        self.previous = None
+        self.half = None
+        self.written = {}
         keeper.create()
         ids = [keeper.key(number) for number in range(COUNT)]
         self.next = COUNT
         self.store_vectors(ids, self.draw(COUNT))
         self.restart()
 
-    def run(self, steps: Sequence[str]) -> None:
+    def run(self, steps):
         for step in steps:
             self.store = self.held
             if self.rng.random() < 0.5:
@@ -65,7 +79,7 @@ class Life:
 
     # What can be done to it
 
-    def draw(self, count: int) -> np.ndarray:
+    def draw(self, count):
         """Return vectors near the centres, one of ten of length 0 where these may be."""
         places = self.rng.integers(len(self.centres), size=count)
         vectors = self.centres[places] + 0.7 * self.rng.normal(size=(count, DIM))
@@ -75,7 +89,7 @@ class Life:
                 vectors[self.rng.random(count) < 0.1] = 0
         return vectors.astype(self.keeper.holds).astype(np.float32)
 
-    def store_vectors(self, ids: Sequence[Id], vectors: np.ndarray) -> None:
+    def store_vectors(self, ids, vectors):
         """Put vectors past hubplugin."""
         self.keeper.put(ids, vectors)
         self.vectors.update(zip(ids, vectors, strict=True))
@@ -84,7 +98,7 @@ class Life:
             if not self.keeper.keeps:
                 self.offsets.pop(key, None)
 
-    def choose(self) -> tuple[list[Id], np.ndarray]:
+    def choose(self):
         """Return ids, of which some are there and some are new, and vectors for them."""
         count = int(self.rng.integers(1, 6))
         ids = self.some(count // 2)
@@ -93,25 +107,24 @@ class Life:
             self.next += 1
         return ids, self.draw(count)
 
-    def some(self, count: int) -> list[Id]:
+    def some(self, count):
         """Return ids of targets that are there."""
         rows = self.rng.permutation(len(self.vectors))[:count]
         ids = list(self.vectors)
         return [ids[row] for row in rows]
 
-    def put(self) -> None:
+    def put(self):
         self.store_vectors(*self.choose())
 
-    def put_by_hubplugin(self) -> None:
+    def put_by_hubplugin(self):
         ids, vectors = self.choose()
         if not self.keeper.put_by_hubplugin(ids, vectors):
             return
         self.vectors.update(zip(ids, vectors, strict=True))
-        if self.active is None:
-            return
-        self.give_offsets(self.active, ids)
+        if self.active is not None:
+            self.give_offsets(self.active, ids)
 
-    def delete(self) -> None:
+    def delete(self):
         if len(self.vectors) < COUNT // 2:
             return
         ids = self.some(int(self.rng.integers(1, 9)))
@@ -121,7 +134,7 @@ class Life:
             if not self.keeper.remembers:
                 self.offsets.pop(key, None)
 
-    def come_back(self) -> None:
+    def come_back(self):
         """Put what was deleted, as it was or with other vectors."""
         back = dict(list(self.gone.items())[-3:])
         if not back:
@@ -131,16 +144,17 @@ class Life:
             vectors = self.draw(len(back))
         self.store_vectors(list(back), vectors)
 
-    def mark(self) -> None:
-        self.keeper.mark(self.some(4))
+    def entitle(self):
+        for key in self.some(4):
+            self.keeper.entitle(key, "a photo")
 
-    def restart(self) -> None:
+    def restart(self):
         """End, and begin as a program that holds the store open from here on."""
         self.keeper.restart()
-        self.held: Store = self.keeper.open()
+        self.held = self.keeper.open()
         self.store = self.held
 
-    def fit(self) -> OffsetModel:
+    def fit(self):
         """Return a model of what is there now, every third with a map of queries."""
         method = str(self.rng.choice(METHODS))
         model = hubplugin.fit(self.seen(), self.bank(), method, metric=self.metric)
@@ -151,63 +165,56 @@ class Life:
             model = model.centre_on(self.seen())
         return model
 
-    def seen(self) -> np.ndarray:
+    def rows(self):
+        """Return the vectors that are there [n, d]."""
+        return np.stack(list(self.vectors.values()))
+
+    def seen(self):
         """Return the vectors that a model can judge [n, d]."""
-        vectors = np.stack(list(self.vectors.values()))
-        return vectors[vectors.any(axis=1)]
+        return without_zeros(self.rows())
 
-    def bank(self) -> np.ndarray:
-        bank = self.draw(60)
-        return bank[bank.any(axis=1)]
+    def bank(self):
+        return without_zeros(self.draw(60))
 
-    def apply(self) -> None:
-        model = self.fit()
-        write(self.store, model, force=True)
-        self.activate(model)
+    def apply(self):
+        self.write(self.fit())
 
-    def apply_again(self) -> None:
+    def apply_again(self):
         """Write the model that is active, or half-written, once more."""
         model = self.half or self.active
         if model is not None:
-            write(self.store, model, force=True)
-            self.activate(model)
+            self.write(model)
 
-    def refit(self) -> None:
-        if self.active is None:
-            with pytest.raises(StoreError, match="no active correction"):
-                hubplugin.refit(self.store, self.bank(), force=True)
-            return
-        done = hubplugin.refit(
-            self.store, self.bank(), "nnn", k=5, learn=False, force=True
-        )
-        self.activate(done.model)
-
-    def rollback(self) -> None:
-        if self.previous is None:
-            with pytest.raises(StoreError, match="nothing to roll back to"):
-                hubplugin.rollback(self.store)
-            return
-        model = self.previous
-        assert hubplugin.rollback(self.store).model.fingerprint == model.fingerprint
+    def write(self, model):
+        write(self.store, model, force=True)
         self.activate(model)
 
-    def refresh(self) -> None:
-        if self.active is None:
-            with pytest.raises(StoreError, match="correction"):
-                hubplugin.refresh(self.store)
-            return
-        lacking, wrong = self.count_wrong()
-        done = hubplugin.refresh(self.store)
-        assert done.missing + done.stale == lacking + wrong
-        self.give_offsets(self.active, list(self.vectors))
+    def refit(self):
+        with refused_without(self.active, "no active correction"):
+            fit = {"method": "nnn", "k": 5, "learn": False, "force": True}
+            self.activate(hubplugin.refit(self.store, self.bank(), **fit).model)
 
-    def remove(self) -> None:
+    def rollback(self):
+        model = self.previous
+        with refused_without(model, "nothing to roll back to"):
+            done = hubplugin.rollback(self.store)
+            assert done.model.fingerprint == model.fingerprint
+            self.activate(model)
+
+    def refresh(self):
+        wrong = self.count_wrong()
+        with refused_without(self.active, "correction"):
+            done = hubplugin.refresh(self.store)
+            assert done.missing + done.stale == wrong
+            self.give_offsets(self.active, list(self.vectors))
+
+    def remove(self):
         if self.rng.random() < 0.7:  # or most of a life is without a correction
             return
         hubplugin.remove(self.store)
         self.forget()
 
-    def cut_off(self) -> None:
+    def cut_off(self):
         """Begin another model, and stop in the middle."""
         model = self.fit()
         self.store.require_writable()  # as each job does first
@@ -223,27 +230,24 @@ class Life:
 
     # What must be there
 
-    def forget(self) -> None:
+    def forget(self):
         self.active = None
         self.previous = None
         self.half = None
         self.offsets.clear()
 
-    def activate(self, model: OffsetModel) -> None:
-        if self.active is not None and self.active.fingerprint != model.fingerprint:
+    def activate(self, model):
+        if fingerprint(self.active) not in (None, model.fingerprint):
             self.previous = self.active
-        is_other = self.active is None or self.active.fingerprint != model.fingerprint
-        if is_other:
-            goes_on = (
-                self.half is not None and self.half.fingerprint == model.fingerprint
-            )
+        if fingerprint(self.active) != model.fingerprint:
+            goes_on = fingerprint(self.half) == model.fingerprint
             is_kept = goes_on and self.keeper.remembers
             self.offsets = dict(self.written) if is_kept else {}
             self.half = None
         self.active = model
         self.give_offsets(model, list(self.vectors))
 
-    def give_offsets(self, model: OffsetModel, ids: Sequence[Id]) -> None:
+    def give_offsets(self, model, ids):
         """Note that these targets have the offsets of their vectors of now."""
         vectors = np.stack([self.vectors[key] for key in ids])
         offsets = model.offsets(np.where(vectors.any(axis=1)[:, None], vectors, 1.0))
@@ -252,36 +256,33 @@ class Life:
         for key, vector, offset in zip(ids, vectors, offsets.tolist(), strict=True):
             self.offsets[key] = offset, vector
 
-    def offset(self, key: Id) -> float:
+    def offset(self, key):
         """Return what the store must hold for a target, NaN for nothing."""
         if self.keeper.checks and self.has_changed(key):
             return np.nan
         return self.offsets[key][0] if key in self.offsets else np.nan
 
-    def has_changed(self, key: Id) -> bool:
+    def has_changed(self, key):
         """Return True if a target has another vector than its offset was made for."""
         if key not in self.offsets:
             return False
         return not np.array_equal(self.offsets[key][1], self.vectors[key])
 
-    def count_wrong(self) -> tuple[int, int]:
-        """Return how many targets have no offset, and how many another than the model's."""
-        held = {key: self.offset(key) for key in self.vectors}
+    def count_wrong(self):
+        """Return how many targets have no offset, or another than the model's."""
+        if self.active is None:
+            return 0
+        held = np.array([self.offset(key) for key in self.vectors])
         before = dict(self.offsets)
-        assert self.active is not None
         self.give_offsets(self.active, list(self.vectors))
-        right = np.array([self.offsets[key][0] for key in held])
+        right = np.array([self.offsets[key][0] for key in self.vectors])
         self.offsets = before
-        stored = np.array(list(held.values()))
-        differs = np.abs(stored - right) > 1e-4 * (1 + np.abs(right))
-        return int(np.isnan(stored).sum()), int(differs.sum())
+        return (~(np.abs(held - right) <= 1e-4 * (1 + np.abs(right)))).sum()
 
-    def similarities(
-        self, queries: np.ndarray, model: OffsetModel | None, zero: float
-    ) -> np.ndarray:
+    def similarities(self, queries, model, zero):
         """Return [q, n] in float64; `zero` is that of vectors of length 0 by cosine."""
         asked = queries.astype(np.float64)
-        targets = np.stack(list(self.vectors.values())).astype(np.float64)
+        targets = self.rows().astype(np.float64)
         if self.metric is Metric.COSINE:
             asked /= np.linalg.norm(asked, axis=1, keepdims=True)
             lengths = np.linalg.norm(targets, axis=1, keepdims=True)
@@ -289,49 +290,43 @@ class Life:
         if model is not None and model.query_map is not None:
             asked = asked + asked @ model.query_map.step.astype(np.float64).T
         if self.metric is Metric.EUCLIDEAN:
-            return -((asked[:, None] - targets[None]) ** 2).sum(axis=2) / 2
+            return similarity(asked, targets, "euclidean")
         similarities = asked @ targets.T
         if self.metric is Metric.COSINE:
             similarities[:, ~targets.any(axis=1)] = zero
         return similarities
 
-    def check(self) -> None:
+    def check(self):
         """Compare everything that the store tells with what must be there."""
         store = self.store
         assert store.count() == len(self.vectors)
         correction = store.correction()
-        if self.active is None:
-            assert correction is None or not correction.active
-        else:
-            assert correction is not None
-            assert correction.active
-            assert correction.model.fingerprint == self.active.fingerprint
-        before = store.previous()
-        expected = None if self.previous is None else self.previous.fingerprint
-        assert (None if before is None else before.fingerprint) == expected
+        active = correction.model if correction and correction.active else None
+        assert fingerprint(active) == fingerprint(self.active)
+        assert fingerprint(store.previous()) == fingerprint(self.previous)
         self.check_offsets()
         queries = self.bank()[:4]
         k = int(self.rng.choice([1, 10, 40]))
         self.check_ranking(queries, k, raw=True)
         self.check_ranking(queries, k, raw=False)
 
-    def check_offsets(self) -> None:
+    def check_offsets(self):
         if self.active is None:
             return
-        seen: list[Id] = []
+        seen = []
         for batch in self.store.scan():
             seen += batch.ids
             for key, offset in zip(batch.ids, batch.offsets.tolist(), strict=True):
                 if np.isinf(offset):
                     assert self.has_changed(key)
                 else:
-                    expected = np.nan_to_num(self.offset(key))
-                    assert np.nan_to_num(offset) == pytest.approx(expected, abs=1e-4)
+                    found, expected = np.nan_to_num([offset, self.offset(key)])
+                    assert found == pytest.approx(expected, abs=1e-4)
         assert sorted(seen, key=str) == sorted(self.vectors, key=str)
         report = hubplugin.inspect(self.store, queries=0)
-        assert report.missing + report.stale == sum(self.count_wrong())
+        assert report.missing + report.stale == self.count_wrong()
 
-    def check_ranking(self, queries: np.ndarray, k: int, *, raw: bool) -> None:
+    def check_ranking(self, queries, k, *, raw):
         model = None if raw else self.active
         zero = self.keeper.zero[self.active is not None and not raw]
         scores = self.similarities(queries, model, zero)
@@ -352,7 +347,5 @@ class Life:
             shares.append((found >= best[-1] - room).mean())
             gains = self.keeper.gains(told)
             seen = np.isfinite(found)
-            np.testing.assert_allclose(
-                (gains - gains[0])[seen], (found - found[0])[seen], atol=room
-            )
+            assert_near((gains - gains[0])[seen], (found - found[0])[seen], room)
         assert np.mean(shares) >= self.keeper.recall

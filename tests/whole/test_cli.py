@@ -1,86 +1,98 @@
 """The command line as a user types it: what it prints, and one line for what goes wrong."""
 
-import functools
 import json
 import logging
-import shutil
+import os
 import subprocess
 import sys
 import warnings
-from contextlib import redirect_stderr
-from io import StringIO
 from pathlib import Path
 
-import faiss
+import jsonschema
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient
 from typer.main import get_command
 
-import hubplugin as package
+import hubplugin
+import hubplugin_qdrant
 from hubplugin import __version__
-from hubplugin.cli import app, main
+from hubplugin.cli import app
 from hubplugin.cli.application import as_typed
 from hubplugin.errors import Parameter
-from tests.galleries import flat_index, unit
-from tests.whole.commands import COMMAND, hubplugin, write_photos
+from pages.json_output import FIGURES, schema_of
+from tests.commands import STORE, asked, complains, run, typed, unwrapped
+from tests.galleries import collection, flat_index
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, real):
-    folder = tmp_path_factory.mktemp("cli")
-    write_photos(folder, real)
-    np.save(folder / "bank.npy", real["bank_queries"])
-    return folder
-
-
-@pytest.fixture
-def photos(made, tmp_path):
-    return Path(shutil.copy(made / "photos.faiss", tmp_path))
+APPLY = ("apply", STORE, "--bank", "bank.npy")
 
 
 def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_it_would_write(
-    made, photos
+    here,
 ):
-    store, content = f"faiss:{photos}", photos.read_bytes()
-    before = faiss.read_index(str(photos)).reconstruct_n(0, 1200)
-    applying = (
-        "apply",
-        store,
-        "--bank",
-        made / "bank.npy",
-        "--method",
-        "dbsn",
-        "--set",
-        "tau=0.06",
-    )
-    tried = " ".join(hubplugin(*applying, "--dry-run").stdout.split())
+    before = Path("photos.faiss").read_bytes()
+    applying = (*APPLY, "--method", "dbsn", "--set", "tau=0.06")
+    tried = unwrapped(typed(*applying, "--dry-run"))
     for part in ("2,500 held-out", "dbsn(tau=0.06, iterations=10)", "Nothing was writ"):
         assert part in tried
     assert "of 1,200 targets 1,200 had no offset" in tried
-    assert photos.read_bytes() == content
-    assert [path.name for path in photos.parent.iterdir()] == [photos.name]
-    applied = hubplugin(*applying)
-    assert applied.returncode == 0, applied.stderr
-    first = applied.stdout.splitlines()[0]
-    assert "Applied; on held-out bank queries the worst hub falls from 97 to" in first
-    inspected = hubplugin("inspect", store).stdout
-    assert "0 targets without an offset" in " ".join(inspected.split())
-    refreshed = hubplugin("refresh", store)
-    assert "0 had no offset and 0 another one" in refreshed.stdout
-    assert "Correction removed" in hubplugin("remove", store).stdout
-    raw = hubplugin("inspect", store)
-    assert raw.returncode == 4
-    assert "No correction" in raw.stdout
-    assert f"hubplugin apply {store}" in raw.stdout
-    np.testing.assert_array_equal(
-        faiss.read_index(str(photos)).reconstruct_n(0, 1200), before
-    )
+    assert Path("photos.faiss").read_bytes() == before
+    assert sorted(os.listdir()) == ["bank.npy", "photos.faiss"]
+    applied = typed(*applying).splitlines()[0]
+    assert "Applied; on held-out bank queries the worst hub falls from 97 to" in applied
+    inspected = unwrapped(typed("inspect", STORE))
+    assert "0 targets without an offset" in inspected
+    assert "0 had no offset and 0 another one" in typed("refresh", STORE)
+    assert "Correction removed" in typed("remove", STORE)
+    raw = typed("inspect", STORE, status=4)
+    assert "No correction" in raw
+    assert f"hubplugin apply {STORE}" in raw
+    assert Path("photos.faiss").read_bytes() == before
+
+
+def figures(command, *arguments):
+    """Return what a command prints, which docs/reference/json.md lists under its name."""
+    found = asked(command, *arguments)
+    assert (found.pop("command"), found.pop("version")) == (command, 1)
+    schema = schema_of(FIGURES[command])
+    for part in (schema, *schema.get("$defs", {}).values()):
+        if "properties" in part:
+            part["additionalProperties"] = False
+    jsonschema.validate(found, schema)
+    return found
+
+
+def test_every_command_prints_the_figures_that_its_page_lists(here, real):
+    store = hubplugin.open_store(STORE)
+    for method in ("nnn", "dbsn"):
+        model = hubplugin.fit(real["test_targets"], real["bank_queries"], method)
+        hubplugin.apply(store, model, force=True)
+    before = Path("photos.faiss").read_bytes()
+    bank = ("--bank", "bank.npy")
+    refitted = figures("refit", STORE, *bank, "--dry-run")
+    assert refitted["versus"]["gain"] is None
+    assert figures("inspect", STORE, "--live", "bank.npy")["attention"] == []
+    assert figures("refresh", STORE, "--dry-run")["written"] is False
+    applied = figures("apply", STORE, *bank, "--method", "nnn", "--dry-run")
+    assert applied["trial"]["skewness"] < applied["trial"]["raw"]["skewness"]
+    assert figures("diagnose", STORE, *bank)["hubs"]
+    assert figures("inspect", STORE)["correction"]["model"]["method"] == "dbsn"
+    np.save("truth.npy", np.arange(2_500) % 10)
+    queries = ("--queries", "bank.npy", "--truth", "truth.npy")
+    found = figures("evaluate", STORE, *queries)
+    assert [method["label"] for method in found["methods"]] == ["raw", "corrected"]
+    told = figures("rollback", STORE, "--dry-run")
+    assert (told["written"], told["model"]["method"]) == (False, "nnn")
+    told = figures("remove", STORE, "--dry-run")
+    assert told["correction"]["model"]["method"] == "dbsn"
+    assert Path("photos.faiss").read_bytes() == before
+    assert figures("remove", STORE)["written"] is True
 
 
 @pytest.mark.parametrize(
-    ("command", "parameter", "typed"),
+    ("command", "parameter", "expected"),
     [
         ("apply", Parameter("method", "blend"), "--method blend"),
         ("apply", Parameter("metric", "dot"), "?metric=dot"),
@@ -91,58 +103,46 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
         ("refit", Parameter("learn", False), "--no-learn"),
     ],
 )
-def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, typed):
-    assert as_typed(parameter, get_command(app).commands[command]) == typed
+def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, expected):
+    assert as_typed(parameter, get_command(app).commands[command]) == expected
 
 
-def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
-    inspect = package.inspect
+def test_a_warning_is_a_line_of_the_product_without_a_path(here, monkeypatch):
+    inspect = hubplugin.inspect
 
     def warns(*arguments, **options):
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin.qdrant").warning("no index on %s", "the offsets")
         return inspect(*arguments, **options)
 
-    monkeypatch.setattr(package, "inspect", warns)
-    monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
-    monkeypatch.setattr(logging.root, "handlers", [])
-    said = StringIO()
-    with redirect_stderr(said), pytest.raises(SystemExit):
-        main()
-    assert said.getvalue() == (
+    monkeypatch.setattr(hubplugin, "inspect", warns)
+    assert run("inspect", STORE).stderr == (
         "hubplugin: warning: recall fell; search further\nhubplugin: warning: no index on the offsets\n"
     )
 
 
 @pytest.mark.parametrize(
     "command",
-    [(COMMAND,), (sys.executable, "-m", "hubplugin")],
+    [
+        (Path(sys.executable).with_name("hubplugin"),),
+        (sys.executable, "-m", "hubplugin"),
+    ],
     ids=["installed", "python -m"],
 )
 def test_the_command_says_which_version_it_is(command):
-    run = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=True
-    )
-    assert run.stdout == f"hubplugin {__version__}\n"
-
-
-def filled(words, made, photos):
-    paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy"), "FOLDER": str(made)}
-    return [
-        functools.reduce(lambda text, path: text.replace(*path), paths.items(), word)
-        for word in words
-    ]
+    said = subprocess.check_output([*command, "--version"], text=True)
+    assert said == f"hubplugin {__version__}\n"
 
 
 MISSING = [
-    (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "nowhere.npy"),
+    (("apply", STORE, "--bank", "nowhere.npy"), "nowhere.npy"),
     (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
     (
-        ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "nowhere.npy"),
+        ("diagnose", STORE, "--bank", "bank.npy", "--answers", "nowhere.npy"),
         "nowhere.npy",
     ),
     (
-        ("evaluate", "BANK", "--queries", "BANK", "--truth", "nowhere.json"),
+        ("evaluate", "bank.npy", "--queries", "bank.npy", "--truth", "nowhere.json"),
         "nowhere.json",
     ),
 ]
@@ -159,18 +159,17 @@ for words in json.load(sys.stdin):
 """
 
 
-def test_a_missing_file_is_told_before_torch_is_imported(made, photos):
+def test_a_missing_file_is_told_before_torch_is_imported(here):
     """All in one interpreter: once one of them imports torch, the rest have it."""
-    given = [filled(words, made, photos) for words, _ in MISSING]
-    run = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", TYPED],
-        input=json.dumps(given),
+        input=json.dumps([words for words, _ in MISSING]),
         capture_output=True,
         text=True,
         check=True,
     )
-    ends, said = run.stdout.splitlines(), run.stderr.splitlines()
-    assert len(ends) == len(said) == len(MISSING)
+    ends, said = done.stdout.splitlines(), done.stderr.splitlines()
+    assert len(said) == len(MISSING)
     for (words, missing), end, line in zip(MISSING, ends, said, strict=True):
         assert json.loads(end) == [1, False], words
         assert missing in line
@@ -187,26 +186,19 @@ STOPPED = {
 
 @pytest.mark.parametrize("step", STOPPED)
 def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
-    step, tmp_path, rng, monkeypatch, capsys
+    step, here, monkeypatch
 ):
-    url = flat_index(tmp_path / "photos.faiss", unit(rng.normal(size=(300, 8))))
-    np.save(tmp_path / "bank.npy", unit(rng.normal(size=(100, 8))))
-    applying = ["apply", url, "--bank", f"{tmp_path}/bank.npy", "--force"]
-    typed = ["remove", url] if step == "remove" else applying
-
-    def run(words: list[str]) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            app(words)
-        return int(ended.value.code or 0), capsys.readouterr().err
+    applying = (*APPLY, "--method", "csls", "--force")
+    words = applying
+    if step == "remove":
+        typed(*applying)
+        words = ("remove", STORE)
+    before = Path("photos.faiss").read_bytes()
+    kind = type(hubplugin.open_store(STORE))
+    begin = kind.begin
 
     def stop(*_, **__):
         raise KeyboardInterrupt
-
-    if step == "remove":
-        assert run(applying)[0] == 0
-    before = (tmp_path / "photos.faiss").read_bytes()
-    kind = type(package.open_store(url))
-    begin = kind.begin
 
     def begin_and_stop(*given, **named):
         writing = begin(*given, **named)
@@ -218,60 +210,78 @@ def test_ctrl_c_says_in_one_line_what_was_changed_and_the_same_command_goes_on(
             patched.setattr(kind, step, stop)
         else:
             patched.setattr(kind, "begin", begin_and_stop)
-        status, said = run(typed)
-    assert status == 130
-    last = said.splitlines()[-1]
+        done = run(*words)
+    assert done.returncode == 130
+    last = done.stderr.splitlines()[-1]
     assert last.startswith("hubplugin: stopped; ")
     assert STOPPED[step] in last
-    assert "Traceback" not in said
-    assert (tmp_path / "photos.faiss").read_bytes() == before
-    assert run(typed)[0] == 0
-    assert (tmp_path / "photos.faiss").read_bytes() != before
+    assert "Traceback" not in done.stderr
+    assert Path("photos.faiss").read_bytes() == before
+    typed(*words)
+    assert Path("photos.faiss").read_bytes() != before
 
 
-def test_a_password_in_a_url_is_never_printed(made):
-    for url in (
-        "redis://user:secret@host/x",
-        "qdrant://user:secret@127.0.0.1:9/x",
-        "qdrant://127.0.0.1:9/x?k=secret",
-    ):
-        said = hubplugin("apply", url, "--bank", made / "bank.npy")
-        assert said.returncode == 1
-        assert "secret" not in said.stdout + said.stderr
+DIAGNOSE = ("diagnose", STORE, "--bank")
+EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("words", "said"),
     [
+        ((*APPLY, "--set", "tau"), "expected NAME=VALUE"),
+        ((*APPLY, "--method", "dualis"), "pass --answers"),
+        ((*APPLY, "--set", "method=is"), "no parameter of method 'blend'"),
+        (("refresh", STORE), "no correction"),
+        ((*EVALUATE, "--k", "0"), "--k 0 is not between"),
+        ((*EVALUATE, "--method", "dbsn"), "pass --bank"),
+        ((*DIAGNOSE, "."), "is a folder; expected a"),
+        ((*DIAGNOSE, "bank.npy", "--report", "no/a.html"), "there is no folder"),
         (
-            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"),
-            "expected NAME=VALUE",
-        ),
-        (
-            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"),
-            "pass --answers",
-        ),
-        (
-            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"),
-            "no parameter of method 'blend'",
-        ),
-        (("refresh", "faiss:PHOTOS"), "no correction"),
-        (("evaluate", "BANK", "--queries", "BANK", "--k", "0"), "--k 0 is not between"),
-        (("evaluate", "BANK", "--queries", "BANK", "--method", "dbsn"), "pass --bank"),
-        (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a"),
-        (
-            ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--report", "FOLDER"),
+            (*DIAGNOSE, "bank.npy", "--report", "."),
             "it is a folder; expected a file",
         ),
     ],
 )
-def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(
-    arguments, says, made, photos
-):
-    before = photos.read_bytes()
-    result = hubplugin(*filled(arguments, made, photos))
-    assert result.returncode == 1
-    assert says in result.stderr
-    assert result.stderr.startswith("hubplugin: ")
-    assert result.stderr.count("\n") == 1
-    assert photos.read_bytes() == before
+def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(words, said, here):
+    before = Path("photos.faiss").read_bytes()
+    complains(*words, said=said)
+    assert Path("photos.faiss").read_bytes() == before
+
+
+DIM = 6
+URL = "qdrant-local:local/photos"
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A corrected collection in local mode, and a file of queries."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    client = QdrantClient(path="local")
+    collection(client, rng.normal(size=(120, DIM)))
+    store = hubplugin_qdrant.open_store(client, "photos")
+    hubplugin.apply(store, rng.normal(size=(120, DIM)), "is", force=True)
+    client.close()
+    np.save("queries.npy", rng.normal(size=(3, DIM)))
+
+
+def test_explain_prints_a_request_to_paste_for_a_file_or_the_first_point(made):
+    first = np.load("queries.npy")[0]
+    for words in (["--vector", "queries.npy"], []):
+        printed = typed("explain", URL, *words)
+        request = "http://localhost:6333/collections/photos/points/query"
+        assert printed.startswith(f"curl -X POST {request}")
+        body = json.loads(printed.split("-d '")[1].split("'\n")[0])
+        query = body["prefetch"][0]["query"]
+        assert np.allclose(query, first) == bool(words)
+        assert len(query) == DIM
+    request = asked("explain", URL)["request"]
+    assert request["method"] == "POST"
+    assert request["path"] == "/collections/photos/points/query"
+
+
+def test_what_explain_cannot_say_is_one_line(made):
+    np.save("other.npy", np.ones((3, DIM + 1)))
+    said = "--vector has 7 dimensions, qdrant-local:"
+    complains("explain", URL, "--vector", "other.npy", said=said)
+    complains("explain", flat_index("photos.faiss", np.eye(DIM)), said="")

@@ -1,6 +1,7 @@
 """What the pages must name, they name."""
 
 import re
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.main import get_command
 
 import hubplugin
 from hubplugin.cli import app
-from hubplugin.methods import QUERY_DEPENDENT
+from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Store, Writing
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,39 +26,29 @@ STORES = {
 
 def places_where_every_store_is_named():
     """By name, the first words that somebody reads of hubplugin, and the answers that differ from store to store."""
-    answers = dict(
-        part.split("\n", 1)
-        for part in (ROOT / "docs" / "questions.md").read_text().split("\n## ")[1:]
-    )
-    asked = (
-        "How do I switch it off at once?",
-        "How do I uninstall it?",
-        "What does it cost to serve?",
-    )
-    texts = {
-        question: answers[question]
-        for question in (*asked, "Which stores can it correct?")
+    answers = (ROOT / "docs" / "questions.md").read_text()
+    places = {
+        question: answers.partition(f"## {question}\n")[2].partition("\n## ")[0]
+        for question in (
+            "How do I switch it off at once?",
+            "How do I uninstall it?",
+            "What does it cost to serve?",
+            "Which stores can it correct?",
+        )
     }
-    start = (ROOT / "docs" / "index.md").read_text().split("![")[0]
-    described = re.search(
-        "^description = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
-    )[0]
-    texts |= {"index": start, "description": described, "help": get_command(app).help}
-    texts |= {
-        "README": (ROOT / "README.md").read_text(),
-        "skill": (ROOT / "pages" / "skill.md").read_text(),
-    }
-    return texts | {
-        "llms.txt": "\n".join((ROOT / "llms.txt").read_text().splitlines()[:4])
-    }
+    for name in ("README.md", "pages/skill.md"):
+        places[name] = (ROOT / name).read_text()
+    places["index"] = (ROOT / "docs" / "index.md").read_text().partition("![")[0]
+    places["llms.txt"] = (ROOT / "llms.txt").read_text().partition("\n## ")[0]
+    places["description"] = metadata("hubplugin")["Summary"]
+    places["help"] = get_command(app).help
+    return places
 
 
 @pytest.mark.parametrize("place", places_where_every_store_is_named())
 def test_every_store_that_has_an_adapter_is_named(place):
-    assert {
-        path.name.removeprefix("hubplugin_")
-        for path in (ROOT / "adapters").glob("hubplugin_*")
-    } == set(STORES)
+    adapters = (ROOT / "adapters").glob("hubplugin_*")
+    assert {path.name.removeprefix("hubplugin_") for path in adapters} == set(STORES)
     text = places_where_every_store_is_named()[place]
     assert [name for name in STORES.values() if name not in text] == []
 
@@ -66,7 +57,7 @@ def test_every_method_stands_in_the_table_of_the_evaluation():
     page = (ROOT / "docs" / "evaluation.md").read_text()
     assert [
         name
-        for name in (*hubplugin.methods.METHODS, *QUERY_DEPENDENT)
+        for name in (*hubplugin.methods.METHODS, *QUERY_METHODS)
         if f"`{name}`" not in page
     ] == []
 

@@ -13,7 +13,7 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 FOLDER = Path(__file__).parent.parent.parent / "examples" / "notebooks"
 
 
-def printed(book) -> tuple[list[str], list[float]]:
+def printed(book):
     """The words that a notebook printed, and its figures."""
     outputs = (output for cell in book.cells for output in cell.get("outputs", []))
     text = "".join(

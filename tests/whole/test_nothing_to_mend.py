@@ -2,27 +2,22 @@
 
 from types import SimpleNamespace
 
-import faiss
 import numpy as np
 import pytest
 
 import hubplugin
 from hubplugin.jobs.correct import Fit
-from hubplugin.measures.hubness import largest_by_chance
 from hubplugin.measures.significance import Figure, Side
-from tests.galleries import unit
+from tests.galleries import flat_index, unit
 
 
 @pytest.mark.slow
 def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     rng = np.random.default_rng(0)
-    index = faiss.IndexFlatIP(4)
-    index.add(unit(rng.normal(size=(20_000, 4))))
+    path = tmp_path / "sound.faiss"
+    store = hubplugin.open_store(flat_index(path, unit(rng.normal(size=(20_000, 4)))))
     queries = rng.normal(size=(1_000, 4)).astype(np.float32)
     queries[:, 0] += 1 / 3
-    path = tmp_path / "sound.faiss"
-    faiss.write_index(index, str(path))
-    store = hubplugin.open_store(f"faiss:{path}")
     before = path.read_bytes()
     done = hubplugin.apply(store, queries)
     assert (done.sound, done.written) == (True, False)
@@ -55,16 +50,3 @@ def test_hubness_a_gain_or_a_map_are_reasons_to_write(
     trial = SimpleNamespace(raw=raw, right=right, asked=None, queries=1000)
     model = SimpleNamespace(query_map=object() if mapped else None)
     assert Fit(model, None, trial, None).is_idle == idle
-
-
-def test_the_worst_hub_by_chance_is_what_random_finds_give():
-    rng = np.random.default_rng(0)
-    largest = [
-        np.bincount(
-            np.concatenate([rng.permutation(300)[:10] for _ in range(200)])
-        ).max()
-        for _ in range(100)
-    ]
-    limit = largest_by_chance(200, 10, 300)
-    assert 0 <= (np.array(largest) > limit).mean() <= 0.1
-    assert limit <= max(largest) + 1

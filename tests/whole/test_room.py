@@ -4,116 +4,60 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import open_store
-from tests.galleries import flat_index
+from hubplugin.metric import Metric
+from tests.galleries import unit
+from tests.keepers import DIM, KEEPERS
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
-GALLERY, BANK = (
-    (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    for rows in (RNG.normal(size=(300, 8)), RNG.normal(size=(200, 8)))
-)
+GALLERY, BANK = (unit(RNG.normal(size=(rows, DIM))) for rows in (300, 200))
 
 
-def faiss(folder: Path) -> str:
-    return flat_index(folder / "photos.faiss", GALLERY)
-
-
-def chroma(folder: Path) -> str:
-    chromadb = pytest.importorskip(
-        "chromadb", reason="needs chromadb: pip install '.[chroma]'"
-    )
-    made = chromadb.PersistentClient(str(folder)).create_collection(
-        "photos", metadata={"hnsw:space": "cosine"}
-    )
-    made.add(ids=[str(row) for row in range(len(GALLERY))], embeddings=GALLERY)
-    return f"chroma:{folder}/photos"
-
-
-def lancedb(folder: Path) -> str:
-    lance = pytest.importorskip(
-        "lancedb", reason="needs lancedb: pip install '.[lancedb]'"
-    )
-    rows = [
-        {"id": row, "vector": vector.tolist()} for row, vector in enumerate(GALLERY)
-    ]
-    lance.connect(folder).create_table("photos", rows)
-    return f"lancedb:{folder}/photos"
-
-
-def qdrant(folder: Path) -> str:
-    qdrant_client = pytest.importorskip(
-        "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
-    )
-    client, models = qdrant_client.QdrantClient(path=str(folder)), qdrant_client.models
-    client.create_collection(
-        "photos", models.VectorParams(size=8, distance=models.Distance.COSINE)
-    )
-    client.upload_collection("photos", GALLERY, ids=range(len(GALLERY)))
-    client.close()
-    return f"qdrant-local:{folder}/photos"
-
-
-STORES = {"faiss": faiss, "chroma": chroma, "lancedb": lancedb, "qdrant": qdrant}
-
-
-def lying(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-@pytest.fixture(params=STORES)
-def url(request, tmp_path) -> str:
+@pytest.fixture(params=sorted({*KEEPERS} - {"InPostgres"}))
+def url(request, tmp_path):
+    """A gallery in the folder `store`."""
     (tmp_path / "store").mkdir()
-    return STORES[request.param](tmp_path / "store")
+    user = KEEPERS[request.param](str(tmp_path / "store"), Metric.COSINE)
+    user.create()
+    user.put([user.key(number) for number in range(300)], GALLERY)
+    user.restart()
+    return user.url
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_gallery_is_read(url, monkeypatch):
-    store, full = open_store(url), shutil.disk_usage("/")._replace(free=100)
+    store = hubplugin.open_store(url)
+    full = shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     monkeypatch.setattr(
         type(store), "scan", lambda *_: pytest.fail("the gallery was read")
     )
     needed = r"^cannot write in '.*store': No space left on device, [\d,]+ bytes are needed and 100 were free; nothing"
-    for method in ("csls", hubplugin.fit(None, BANK, "csls")):
-        with pytest.raises(hubplugin.StoreError, match=needed):
-            hubplugin.apply(
-                store, BANK, "csls"
-            ) if method == "csls" else hubplugin.apply(store, method)
+    for given in ((BANK, "csls"), (hubplugin.fit(None, BANK, "csls"),)):
+        with refused(hubplugin.StoreError, needed):
+            hubplugin.apply(store, *given)
 
 
-def unprivileged(folder: Path) -> list[str]:
-    """What runs a command for which `folder` is not to be written to."""
+def unprivileged(folder):
+    """Return what runs a command for which `folder` is not to be written to."""
     folder.chmod(0o555)
     if os.geteuid():
         return []
     without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    if (
-        shutil.which("setpriv") is None
-        or subprocess.run([*without, "true"], capture_output=True).returncode
-    ):
-        pytest.skip(
-            "needs setpriv, which takes from root the right to write everywhere, or another user than root"
-        )
+    try:
+        subprocess.run([*without, "true"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs setpriv, or another user than root, who may write anywhere")
     return without
 
 
-def said_by(command: list[str], *arguments: str) -> str:
-    run = subprocess.run(
-        [*command, sys.executable, "-m", "hubplugin", *arguments],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 1, run.stderr
-    return run.stderr
+def lying(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files}
 
 
 @pytest.mark.slow
@@ -122,17 +66,11 @@ def test_a_folder_that_may_not_be_written_is_told_in_one_line_and_before_the_fit
 ):
     np.save(tmp_path / "bank.npy", BANK)
     before = lying(tmp_path)
-    command = unprivileged(tmp_path / "store")
-    said = said_by(
-        command,
-        "apply",
-        url,
-        "--bank",
-        str(tmp_path / "bank.npy"),
-        "--method",
-        "csls",
-        "--force",
-    )
+    command = [*unprivileged(tmp_path / "store"), sys.executable, "-m", "hubplugin"]
+    words = ["apply", url, "--bank", tmp_path / "bank.npy", "--method", "csls"]
+    done = subprocess.run([*command, *words, "--force"], capture_output=True, text=True)
+    assert done.returncode == 1
+    said = done.stderr
     assert "Permission denied" in said or "attempt to write a readonly database" in said
     assert said.count("\n") == 1, "the gallery was read"
     assert lying(tmp_path) == before

@@ -9,7 +9,6 @@ import tarfile
 import venv
 import zipfile
 from email import message_from_bytes
-from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run(
-    *command: str | Path, cwd: Path, check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def run(*command, cwd, check=True):
     clean = {
         key: value
         for key, value in os.environ.items()
@@ -38,7 +35,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """Made from the source distribution, which lies beside it."""
     folder = tmp_path_factory.mktemp("dist")
     run(
@@ -55,7 +52,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def metadata(wheel) -> Message:
+def metadata(wheel):
     name = next(
         each
         for each in zipfile.ZipFile(wheel).namelist()
