@@ -51,7 +51,7 @@ def diagnose(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Find out whether hubness or something else spoils searches, and what a correction would change."""
+    """Find out whether hubness or something else makes searches bad, and what a correction would change."""
     examples = bank_of(bank, answers, embed)
     opened = open_store(store)
     return hubplugin.diagnose(opened, examples, learn=learn, show=show, compute=compute)
