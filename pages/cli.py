@@ -11,16 +11,16 @@ from hubplugin.cli.application import SHARED, STORE
 
 START = """# Command line
 
-`hubplugin COMMAND --help` prints what stands here. Every command takes `--json`, `--quiet`, `--verbose`, `--device`.
+`hubplugin COMMAND --help` prints the same texts. Every command takes `--json`, `--quiet`, `--verbose` and `--device`.
 
 | exit status | meaning |
 |---|---|
 | 0 | all is well |
-| 1 | an error, told in one line |
-| 2 | the command was typed wrongly |
+| 1 | an error, described in one line |
+| 2 | wrong usage of the command |
 | 3 | the guard refused a correction; nothing was changed |
-| 4 | the answer needs somebody's attention |
-| 130 | stopped by Ctrl-C; one line says what was changed and how to go on |
+| 4 | the result needs your attention |
+| 130 | stopped by Ctrl-C; one line says what was changed and how to continue |
 """
 
 

@@ -17,14 +17,14 @@ from hubplugin.results import Result
 
 START = """# JSON
 
-With `--json` a command prints one line of JSON: its name under `command`, the version of this form under `version`,
-and the fields of its result. The version grows if a name changes its meaning or goes away; a new name may come at any
-time. Errors and warnings go to stderr, as text. The exit status is the same with and without `--json`
-([command line](cli.md)). In Python a result has the same fields; `as_json` and `to_json(path)` give the same JSON.
+With `--json`, a command prints one line of JSON: its name as `command`, the version of this format as `version`, and
+the fields of its result. The version is raised if a name changes its meaning or is removed; new names may be added at
+any time. Errors and warnings go to stderr as text. The exit status is the same with and without `--json` ([command
+line](cli.md)). In Python, a result has the same fields; `as_json` and `to_json(path)` give the same JSON.
 
     hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 
-What these pages call None is null; so are numbers that are none, as a skewness of no finds.
+None is written as null, and so are undefined numbers, such as the skewness if nothing was found.
 """
 
 MEANING = re.compile(r"(?:^|(?<=[.]))\s*\b([a-z_]\w*(?:, [a-z_]\w*)*): ")
@@ -70,7 +70,7 @@ def reference() -> str:
     lines += [
         "",
         "## Parts\n",
-        "Values that several fields consist of.\n",
+        "These parts occur in several fields.\n",
         "| part | its fields |",
         "|---|---|",
     ]

@@ -93,16 +93,17 @@ class Commands(TyperGroup):
 
 STORE = (
     "STORE is a URL: faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-    "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options follow behind a ?, in "
-    "quotes. 'faiss:FILE?metric=cosine': an index of inner products holds unit vectors. "
-    "'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie (payload or vector). "
-    "'...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': where a client records queries."
+    "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Add options after a ?, and put "
+    "the URL in quotes. 'faiss:FILE?metric=cosine': the inner-product index holds unit vectors. "
+    "'qdrant://...?using=VECTOR&storage=payload': which vector to correct, and where to store offsets (payload or "
+    "vector). '...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': the folder in which a client "
+    "records queries."
 )
 
 app = typer.Typer(
     cls=Commands,
-    help="Mends hubness in vector search: one offset per target, kept in the store that you have: Faiss, Qdrant, "
-    "PostgreSQL, Chroma or LanceDB. Begin with: hubplugin diagnose STORE --bank FILE. It changes nothing.\n\n"
+    help="Fix hubness in vector search with one offset per target, kept in the store you already have: Faiss, Qdrant, "
+    "PostgreSQL, Chroma or LanceDB. Start with: hubplugin diagnose STORE --bank FILE. It changes nothing.\n\n"
     + STORE,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -137,17 +138,20 @@ def options_of_all(
     quiet: Annotated[
         bool,
         typer.Option(
-            "--quiet", help="Print nothing but errors and what needs attention."
+            "--quiet", help="Print only errors and results that need attention."
         ),
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", help="Print all details, and say on stderr what is being done."
+            "--verbose", help="Print all details, and report progress on stderr."
         ),
     ] = False,
     device: Annotated[
-        str, typer.Option("--device", help="auto is cuda, then mps, then cpu.")
+        str,
+        typer.Option(
+            "--device", help="Where to compute; auto tries cuda, then mps, then cpu."
+        ),
     ] = "auto",
 ) -> None:
     """The options that every command has."""

@@ -35,24 +35,28 @@ def apply(
     answers: Answers = None,
     embed: Embed = None,
     method: Annotated[
-        str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")
+        str,
+        typer.Option(help="The method: blend, is, sn, dbsn, dualis, nnn, csls or dn."),
     ] = "blend",
     settings: Settings = None,
     learn: Annotated[
         bool,
         typer.Option(
             "--learn",
-            help="Known answers teach a map of the query, too (docs/learning.md).",
+            help="Also learn a map of the query from known answers (docs/learning.md).",
         ),
     ] = False,
     pairs_from: PairsFrom = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Apply it even if the guard refuses it.")
+        bool,
+        typer.Option(
+            "--force", help="Apply the correction even if the guard refuses it."
+        ),
     ] = False,
     dry_run: DryRun = False,
     report: ReportFile = None,
 ) -> Result:
-    """Fit, check, write, activate; resumes where it was cut off."""
+    """Fit, check, write and activate a correction. An interrupted run resumes."""
     others_embed = pairs_from is not None
     examples = bank_of(bank, answers, embed, others_embed=others_embed)
     opened = open_store(store)
@@ -79,24 +83,29 @@ def refit(
     embed: Embed = None,
     method: Annotated[
         str | None,
-        typer.Option(help="As for apply; by default that of the active correction."),
+        typer.Option(
+            help="As for apply; the default is the method of the active correction."
+        ),
     ] = None,
     settings: Settings = None,
     learn: Annotated[
         bool | None,
         typer.Option(
             "--learn/--no-learn",
-            help="As for apply; by default as in the active correction.",
+            help="As for apply; the default is that of the active correction.",
         ),
     ] = None,
     pairs_from: PairsFrom = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Activate it even if it is worse.")
+        bool,
+        typer.Option(
+            "--force", help="Activate the new correction even if it is worse."
+        ),
     ] = False,
     dry_run: DryRun = False,
     report: ReportFile = None,
 ) -> Result:
-    """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
+    """Fit the correction again on newer queries, and activate it unless it is worse than the old one."""
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
     if learn is False and pairs_from is not None:
@@ -126,7 +135,7 @@ def refresh(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write only the offsets that are missing or outdated."""
+    """Write missing and outdated offsets only."""
     return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 
@@ -136,7 +145,7 @@ def rollback(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write the model that was active before; a second rollback returns."""
+    """Restore the previous model. A second rollback undoes the first."""
     return hubplugin.rollback(open_store(store), dry_run=dry_run, compute=compute)
 
 
@@ -146,5 +155,5 @@ def remove(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Take the correction out; the store is as if it had never been there."""
+    """Remove the correction; the store is then as if it had never been there."""
     return hubplugin.remove(open_store(store), dry_run=dry_run, compute=compute)

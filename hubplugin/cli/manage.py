@@ -26,8 +26,11 @@ from hubplugin.vectors import as_vectors
 
 @dataclass(frozen=True, repr=False)
 class Explained(Result):
-    """What other clients send for the corrected ranking: `text` to paste, and the `request` as JSON. Its form is the
-    store's: method, path and body where there is a server."""
+    """The request by which other clients get the corrected ranking.
+
+    text: The request, ready to paste.
+    request: The same as JSON, in the store's own form: method, path and body for a server.
+    """
 
     text: str
     request: dict[str, Any]
@@ -43,7 +46,7 @@ def explain(
     vector: Annotated[
         str | None,
         typer.Option(
-            help="A file with the query, the first vector in it. By default the first target is the query."
+            help="A file whose first vector is the query. The default is the first target."
         ),
     ] = None,
 ) -> Result:
@@ -70,12 +73,17 @@ def explain(
 
 @dataclass(frozen=True, repr=False)
 class RecordedBank(Result):
-    """What is recorded now.
+    """The queries and clicks recorded so far.
 
-    queries: how many. dim: their dimensions. seen: how many were asked. first, last: when the first and the last was
-    asked. clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these
-    are. unknown: clicks on targets that the store does not have, which are not among them; 0 of a folder alone.
-    how_to_record: how to collect some. forgotten: how many were deleted just now.
+    queries: The number of recorded queries.
+    dim: The number of their dimensions.
+    seen: How many queries were asked in all.
+    first, last: The times of the first and the last query.
+    clicks: How often people clicked on targets of the store.
+    pairs: How many different pairs of query and target these clicks form.
+    unknown: Further clicks on targets that are not in the store; 0 if only a folder is read.
+    how_to_record: How to record queries.
+    forgotten: How many queries were deleted by this command.
     """
 
     store: str
@@ -101,7 +109,7 @@ class RecordedBank(Result):
         ]
         if self.unknown:
             lines.append(
-                f"{self.unknown:,} clicks more are on targets that are not in the store"
+                f"{self.unknown:,} more clicks are on targets that are not in the store"
             )
         if self.forgotten:
             lines.append(f"{self.forgotten:,} forgotten, with their clicks")
@@ -117,22 +125,24 @@ def bank(
         str,
         typer.Argument(
             metavar="STORE|FOLDER",
-            help="A store whose queries are recorded, or the folder of a record.",
+            help="A store whose queries are recorded, or the folder that holds the record.",
         ),
     ],
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npy", help="Write the recorded queries there."),
+        typer.Option(
+            metavar="FILE.npy", help="Write the recorded queries to this file."
+        ),
     ] = None,
     forget: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ID",
-            help="Delete this query and its clicks; a correction keeps it until a refit.",
+            help="Delete this query and its clicks. A correction keeps its vector until a refit.",
         ),
     ] = None,
 ) -> Result:
-    """Show, export or forget the queries and clicks that are recorded of a store."""
+    """Show, export or forget the recorded queries and clicks of a store."""
     if export is not None and export.suffix != ".npy":
         given = Parameter("export", str(export))
         raise InputError("a bank is written as .npy; given: ", given)

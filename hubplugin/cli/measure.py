@@ -44,14 +44,14 @@ def diagnose(
         bool,
         typer.Option(
             "--learn",
-            help="Also says what known answers or clicks would teach (docs/learning.md).",
+            help="Also show what learning from known answers or clicks would gain (docs/learning.md).",
         ),
     ] = False,
     show: Show = None,
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
+    """Find out whether hubness or something else makes searches bad, and what a correction would change."""
     examples = bank_of(bank, answers, embed)
     opened = open_store(store)
     return hubplugin.diagnose(opened, examples, learn=learn, show=show, compute=compute)
@@ -65,7 +65,7 @@ def inspect(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Queries that people ask now: a file, as for a bank. By default those recorded since the fit.",
+            help="A file of current queries, as for a bank. The default is those recorded since the fit.",
         ),
     ] = None,
     embed: Embed = None,
@@ -73,7 +73,7 @@ def inspect(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
+    """Check that the correction is complete and that hubness is still lower. The exit status is 4 if not."""
     asked = None
     if live is not None:
         asked = Bank(live, embed=embed, name="live queries").look()
@@ -87,21 +87,22 @@ def evaluate(
     queries: Annotated[
         str,
         typer.Option(
-            help="Queries whose true targets are known: a file of vectors or, with --embed, of texts, or a BEIR "
-            "folder, whose corpus is the gallery unless there is another.",
+            help="Queries whose true targets are known: a file of vectors or (with --embed) of texts, or a BEIR "
+            "folder, whose corpus is the gallery unless you name another.",
         ),
     ],
     targets: Annotated[
         str | None,
         typer.Argument(
             metavar="[STORE or FILE]",
-            help="A STORE, searched raw and corrected by its own search; or a file of vectors, ranked by each method.",
+            help="A STORE, which is searched both raw and corrected, or a file of vectors, which each method ranks.",
         ),
     ] = None,
     truth: Annotated[
         str | None,
         typer.Option(
-            help="True target rows, or ids in a STORE: .npy, or qrels (TREC, BEIR); by default row i to row i."
+            help="Rows of the true targets, ids in a STORE (.npy), or qrels (TREC, BEIR). By default, row i "
+            "belongs to row i."
         ),
     ] = None,
     bank: BankFile = None,
@@ -111,24 +112,26 @@ def evaluate(
         list[str] | None,
         typer.Option(
             "--method",
-            help="As 'dbsn' or 'nnn k=128 alpha=0.75'; may be repeated. All additive ones by default.",
+            help="For example 'dbsn' or 'nnn k=128 alpha=0.75'; may be repeated. The default is all additive methods.",
         ),
     ] = None,
     k: Annotated[
         int,
         typer.Option(
-            help="Cut-off k for hubness and nDCG; how many a STORE is asked for."
+            help="Cut-off k for hubness and nDCG, and the number of results requested from a STORE."
         ),
     ] = 10,
     metric: Annotated[
         str | None,
-        typer.Option(help="Of files: cosine, dot or euclidean.", show_default="cosine"),
+        typer.Option(
+            help="The metric of files: cosine, dot or euclidean.", show_default="cosine"
+        ),
     ] = None,
     show: Show = None,
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
+    """Compare a corrected store with its raw search, or all methods, on queries with known true targets."""
     source: str | list[str] = queries
     query_names = None
     beir = None

@@ -15,51 +15,55 @@ from hubplugin.errors import InputError
 
 StoreUrl = Annotated[
     str,
-    typer.Argument(metavar="STORE", help="A URL, which `hubplugin --help` explains."),
+    typer.Argument(metavar="STORE", help="A URL; see `hubplugin --help`."),
 ]
 BankFile = Annotated[
     str | None,
     typer.Option(
         "--bank",
-        help="The query bank: .npy or .parquet, of which file#name picks a column. With --embed, texts: lines of "
-        ".txt, or the column query, text or question of .jsonl, .csv, .tsv or .parquet. By default what is recorded of "
-        "the store (see the command bank); in evaluate none.",
+        help="The query bank: .npy or .parquet; file#name selects a column. With --embed, texts: "
+        "lines of .txt, or the column query, text or question of .jsonl, .csv, .tsv or .parquet. The default is the "
+        "store's recorded queries (see the command bank); evaluate has no default.",
     ),
 ]
 Answers = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="What the bank asks for. Vectors of such targets: a file, as for a bank. Or clicks: .csv with the columns "
-        "query (its text, or its row from 0) and target (an id in the store), or .npy of one id for each query, -1 for "
-        "none.",
+        help="The answers to the bank's queries. Either vectors of targets, in a file as for a bank, or clicks: a .csv "
+        "with the columns query (its text, or its row counted from 0) and target (an id in the store), or an .npy with "
+        "one id per query, -1 for none.",
     ),
 ]
 Embed = Annotated[
     str | None,
     typer.Option(
         metavar="SPEC",
-        help="Embeds texts: sentence-transformers:NAME or module:function.",
+        help="How to embed texts: sentence-transformers:NAME or module:function.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05"),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A parameter of the method, for example --set tau=0.05.",
+    ),
 ]
 Show = Annotated[
     str | None,
     typer.Option(
         "--show",
         metavar="FIELD|FILE",
-        help="What targets are called: a field in the store, or a file of texts (.txt, line i for the id i, or .json "
-        "by id). By default a field that is plainly a title or text.",
+        help="Readable names of targets: a field in the store, or a file of texts (.txt, line i for the id i, or .json "
+        "by id). The default is a field that is clearly a title or text.",
     ),
 ]
 Images = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Pictures of targets, called as --show says, for the report.",
+        help="Pictures of targets for the report; file names match the names given by --show.",
     ),
 ]
 ReportFile = Annotated[
@@ -67,19 +71,18 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE.html",
-        help="Also write a report: one HTML file to look at. It holds texts of targets and queries.",
+        help="Also write a report as one HTML file. It contains texts of targets and queries.",
     ),
 ]
 PairsFrom = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD",
-        help="Texts of the targets in this field, such as titles, are pairs that teach a map, as answers do with "
-        "--learn. Needs --embed.",
+        help="Learn a map from the texts in this field, such as titles, as --learn does from answers. Needs --embed.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be done, but write nothing.")
 ]
 
 

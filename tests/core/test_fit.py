@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hubplugin import Compute, InputError, OffsetModel, apply, fit, inspect, load
+from hubplugin import Bank, Compute, InputError, OffsetModel, apply, fit, inspect, load
 from hubplugin.compute import Similarities
 from tests.galleries import flat_store, unit
 from tests.refusals import refused
