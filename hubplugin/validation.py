@@ -148,7 +148,7 @@ def _order_by_target(
             f"answers name {len(numbers)} targets; holding some of them out needs at "
             f"least {2 * FOLDS}"
         )
-    place = np.argsort(rng.permutation(len(numbers)))[target.reshape(-1)]
+    place = np.argsort(rng.permutation(len(numbers)))[target]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
 
@@ -161,7 +161,6 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
     _, first, group, times = np.unique(
         answer[order], return_index=True, return_inverse=True, return_counts=True
     )
-    group = group.reshape(-1)
     number = np.arange(len(answer)) - first[group] + group
     fold_of = np.empty(len(answer), np.int64)
     fold_of[order] = np.where(times[group] < 2, -1, number % count)
@@ -209,7 +208,7 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
         return answers
     clicked, place = np.unique(numbers, return_inverse=True)
     rows = take_rows(bank.require_targets(), clicked, bank.metric)
-    return rows[place.reshape(-1)]
+    return rows[place]
 
 
 def pairs_of(
@@ -224,7 +223,7 @@ def pairs_of(
     answers = bank.require_answers()
     rows = rows[answers[rows] >= 0]
     numbers, place = np.unique(answers[rows], return_inverse=True)
-    return bank.query_bank[rows], place.reshape(-1), answers_of(bank, numbers)
+    return bank.query_bank[rows], place, answers_of(bank, numbers)
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
