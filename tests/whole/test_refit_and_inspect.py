@@ -107,7 +107,7 @@ def figures(skewness: float, recall: float | None = None) -> Figures:
     right = None
     if recall is not None:
         right = Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
-    return Figures("none", {}, 100, skewness, 0.1, 0.1, 0.1, right)
+    return Figures("none", {}, 100, skewness, 0.1, 0.1, right)
 
 
 def versus(old: Figures, new: Figures, gain=None, error=None) -> OldVersusNew:
