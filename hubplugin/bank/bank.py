@@ -316,6 +316,5 @@ def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
     rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
     queries = bank.query_bank[rows]
     similarities = compare(queries, answers[rows], bank.metric, bank.compute)
-    own = similarities.diagonal()
-    next_row = np.roll(similarities, 1, axis=1).diagonal()
-    return bool((own > next_row).mean() > PAIRED)
+    is_nearer = similarities > np.roll(similarities, 1, axis=1)
+    return bool(is_nearer.diagonal().mean() > PAIRED)
