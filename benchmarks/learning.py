@@ -189,7 +189,7 @@ class Draw:
                 right = self.figures[f"right {side}"].astype(np.float64)
                 hits = np.zeros((*right.shape, 1), np.int64)
                 wide = margins.astype(np.float64)
-                sides[side] = Margins(0, 1.0, hits, right, wide, right)
+                sides[side] = Margins(0, hits, wide, right)
         return sides
 
     @cached_property

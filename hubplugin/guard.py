@@ -157,8 +157,8 @@ class Trial(Figures):
             lines.append(str(self.right))
         if not self.bank.objection:  # which is in the outlook
             lines.append(str(self.bank))
-        lines += self.notes
-        return "\n  ".join(dict.fromkeys(lines))
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n  ".join(lines)
 
     def require_passed(self) -> Trial:
         """Return this trial. Raises CorrectionRefused if there is an objection."""

@@ -132,12 +132,9 @@ def distinct_pairs(bank: PreparedBank) -> np.ndarray:
 
 def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
     """Return True if the pairs in `rows` [m] of a bank suffice to learn from."""
-    answers = bank.known_answers
-    return (
-        answers is not None
-        and len(rows) >= FEWEST_PAIRS
-        and len(np.unique(answers[rows])) >= FEWEST_TARGETS
-    )
+    if len(rows) < FEWEST_PAIRS:
+        return False
+    return len(np.unique(bank.require_answers()[rows])) >= FEWEST_TARGETS
 
 
 def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:

@@ -148,7 +148,7 @@ def _order_by_target(
             f"answers name {len(numbers)} targets; holding some of them out needs at "
             f"least {2 * FOLDS}"
         )
-    place = np.argsort(rng.permutation(len(numbers)))[target.reshape(-1)]
+    place = np.argsort(rng.permutation(len(numbers)))[target]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
 
@@ -161,7 +161,6 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
     _, first, group, times = np.unique(
         answer[order], return_index=True, return_inverse=True, return_counts=True
     )
-    group = group.reshape(-1)
     number = np.arange(len(answer)) - first[group] + group
     fold_of = np.empty(len(answer), np.int64)
     fold_of[order] = np.where(times[group] < 2, -1, number % count)
@@ -209,7 +208,7 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
         return answers
     clicked, place = np.unique(numbers, return_inverse=True)
     rows = take_rows(bank.require_targets(), clicked, bank.metric)
-    return rows[place.reshape(-1)]
+    return rows[place]
 
 
 def pairs_of(
@@ -224,7 +223,7 @@ def pairs_of(
     answers = bank.require_answers()
     rows = rows[answers[rows] >= 0]
     numbers, place = np.unique(answers[rows], return_inverse=True)
-    return bank.query_bank[rows], place.reshape(-1), answers_of(bank, numbers)
+    return bank.query_bank[rows], place, answers_of(bank, numbers)
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -312,18 +311,14 @@ class Margins:
     margins, right and ranks are None without known answers.
 
     targets: How many targets were sampled.
-    gap: The mean raw similarity of a query's nearest target, less that of the second.
     hits: The first k sampled targets [c, q, k].
-    costs: The raw similarity of the raw first target, less that of the corrected one.
     margins: The score of a query's own target, less that of the best other target.
     right: 1 if the own target comes first, 1/t if it ties with t - 1 others, else 0.
     ranks: The expected rank of the own target, ties broken at random.
     """
 
     targets: int
-    gap: float
     hits: np.ndarray
-    costs: np.ndarray
     margins: np.ndarray | None = None
     right: np.ndarray | None = None
     ranks: np.ndarray | None = None
@@ -365,7 +360,6 @@ def cross_validate(
         sample = sample_of(bank)
     total = len(folds) * len(candidates)
     done = 0
-    gaps = []
     by_fold = []
     for number, fold in enumerate(folds):
         targets = sample
@@ -376,7 +370,6 @@ def cross_validate(
             targets, gold = with_rows(sample, own)
         train = training_bank(bank, fold.train, targets, number)
         trial = _FoldTrial(train, bank.query_bank[fold.test], len(sample), gold)
-        gaps.append((trial.nearest[:, 0] - trial.nearest[:, -1]).mean())
         tried = list[tuple[np.ndarray, ...]]()
         for candidate in candidates:
             tried += trial.measure(candidate(train, bank, fold.teach))
@@ -384,7 +377,7 @@ def cross_validate(
             bank.compute.report("trying candidates", done, total)
         by_fold.append([np.stack(arrays) for arrays in zip(*tried, strict=True)])
     joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]
-    return Margins(len(sample), max(float(np.mean(gaps)), 1e-12), *joined)
+    return Margins(len(sample), *joined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,11 +400,6 @@ class _FoldTrial:
         """The raw similarities [h, n]."""
         return self.multiply(self.queries)
 
-    @cached_property
-    def nearest(self) -> np.ndarray:
-        """The similarities of the two nearest of the targets that were drawn [h, 2]."""
-        return topk(self.raw[:, : self.sampled], min(2, self.sampled))[0]
-
     def multiply(self, queries: np.ndarray) -> np.ndarray:
         train = self.train
         return compare(queries, train.require_targets(), train.metric, train.compute)
@@ -419,7 +407,7 @@ class _FoldTrial:
     def measure(
         self, corrections: Sequence[OffsetsAndMap]
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield hits and costs of each correction, and what `_measure_gold` returns."""
+        """Yield the hits of each correction, and what `_measure_gold` returns."""
         mapped = self.raw
         last = None
         count = min(OCCURRENCE, max(self.sampled // 4, 1))
@@ -431,12 +419,10 @@ class _FoldTrial:
                     mapped = self.multiply(query_map(self.queries))
             scores = mapped + offsets
             hits = topk(scores[:, : self.sampled], count)[1]
-            first = np.take_along_axis(self.raw, hits[:, :1], axis=1)[:, 0]
-            costs = self.nearest[:, 0] - first
             if self.gold is None:
-                yield hits, costs
+                yield (hits,)
             else:
-                yield hits, costs, *_measure_gold(scores, self.gold)
+                yield hits, *_measure_gold(scores, self.gold)
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -461,8 +447,6 @@ class Figures:
 
     method, parameters: What was fitted; the method is "none" without a correction.
     skewness: The skewness of the k-occurrence.
-    cost: Mean fall of the similarity of the first target, as a share of the mean
-        distance between the two nearest.
     largest: The share of the queries that finds the worst hub.
     never: The share of the targets tried that no query finds.
     right: R@1 raw and corrected; None without known answers.
@@ -474,7 +458,6 @@ class Figures:
     parameters: Mapping[str, Setting]
     queries: int
     skewness: float
-    cost: float
     largest: float
     never: float
     right: Side | None = None
@@ -499,17 +482,16 @@ class Figures:
             **fields: Fields of a subclass.
         """
         occurrence = k_occurrence(margins.hits[number], margins.targets)
-        costs = margins.costs[number]
+        queries = margins.hits.shape[1]
         rank = None
         if margins.ranks is not None:
             rank = float(np.exp(np.log(margins.ranks[number]).mean()))
         return cls(
             method=method,
             parameters=parameters or {},
-            queries=len(costs),
+            queries=queries,
             skewness=skewness(occurrence),
-            cost=float(costs.mean() / margins.gap),
-            largest=float(occurrence.max() / len(costs)),
+            largest=float(occurrence.max() / queries),
             never=float((occurrence == 0).mean()),
             right=change_of(margins, 0, number),
             rank=rank,

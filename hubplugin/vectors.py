@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -26,8 +25,6 @@ from hubplugin.metric import Metric, normalise
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) during long work; total is 0 if unknown."""
-
-logger = logging.getLogger(__name__)
 
 BLOCK_ROWS = 16_384
 
@@ -167,11 +164,8 @@ class Directed(Vectors):
         self.numbers = numbers
 
     @staticmethod
-    def of(vectors: Vectors, metric: Metric, *, log: bool = False) -> Vectors:
-        """Return `vectors` without zero vectors if the `metric` is cosine.
-
-        `log` writes to the log how many there were.
-        """
+    def of(vectors: Vectors, metric: Metric) -> Vectors:
+        """Return `vectors` without zero vectors if the `metric` is cosine."""
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
         has_direction = np.concatenate(
@@ -179,11 +173,7 @@ class Directed(Vectors):
         )
         if has_direction.all():
             return vectors
-        directed = Directed(vectors, np.flatnonzero(has_direction))
-        if log:
-            message = "%s: %d zero vectors, which have no direction, are left out"
-            logger.warning(message, directed.name, directed.left_out)
-        return directed
+        return Directed(vectors, np.flatnonzero(has_direction))
 
     @property
     def left_out(self) -> int:

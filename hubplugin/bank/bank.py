@@ -18,13 +18,11 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.vectors import (
-    Directed,
     Progress,
     VectorLike,
     Vectors,
     as_vectors,
     open_npy,
-    original_rows,
     prepare,
     require_file,
 )
@@ -261,42 +259,30 @@ class Bank:
     ) -> PreparedBank:
         """Read and check this bank.
 
-        If the metric is cosine, zero vectors are left out, and so are queries whose
-        answer is a zero vector.
-
         Args:
             metric, compute: As in `hubplugin.fit`.
             gallery: As in `vectors`.
 
         Raises:
-            InputError: The bank cannot be used.
+            InputError: The bank cannot be used, such as for a zero vector under cosine.
         """
         metric = Metric.parse(metric)
         compute = compute.settled()
         vectors = self.vectors(gallery, compute.progress)
-        queries, rows = _read(vectors, metric)
-        bank = PreparedBank(queries, metric, compute, rows=rows)
+        bank = PreparedBank(prepare(vectors, metric), metric, compute)
         if self.answers is None:
             return bank
         known = self.known
         if not isinstance(known, Vectors):
-            return replace(bank, clicks=self.clicks(vectors.rows)[rows])
+            return replace(bank, clicks=self.clicks(vectors.rows))
         if vectors.dim != known.dim:
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, {known.name} has "
                 f"{known.dim}; embed both with the same model"
             )
-        answers, answer_rows = _read(known, metric)
-        if known.rows != vectors.rows:
-            return replace(bank, target_bank=answers)
-        both, kept, own = np.intersect1d(rows, answer_rows, return_indices=True)
-        if not len(both):
-            raise InputError(
-                f"{vectors.name}: no query has an answer that is no zero vector"
-            )
-        answers = answers[own]
-        bank = replace(bank.take(kept), target_bank=answers, rows=both)
-        if not _look_like_pairs(bank, answers):
+        answers = prepare(known, metric)
+        bank = replace(bank, target_bank=answers)
+        if vectors.rows != known.rows or not _look_like_pairs(bank, answers):
             return bank
         distinct, pairs = np.unique(number_rows(answers), return_inverse=True)
         return replace(bank, target_bank=answers[distinct], pairs=pairs)
@@ -304,17 +290,6 @@ class Bank:
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
 """A bank, or its queries alone."""
-
-
-def _read(vectors: Vectors, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prepared vectors [r, d], and their rows in `vectors` [r].
-
-    If the metric is cosine they have unit length, and zero vectors are left out. Raises
-    EmptyInput if none is left.
-    """
-    read = as_vectors(vectors.array(), vectors.name)  # once: it may be a slow file
-    directed = Directed.of(read, metric, log=True)
-    return prepare(directed, metric), original_rows(directed)
 
 
 def _as_ids(answers: Any) -> np.ndarray | None:
@@ -341,6 +316,5 @@ def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
     rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
     queries = bank.query_bank[rows]
     similarities = compare(queries, answers[rows], bank.metric, bank.compute)
-    own = similarities.diagonal()
-    next_row = np.roll(similarities, 1, axis=1).diagonal()
-    return bool((own > next_row).mean() > PAIRED)
+    is_nearer = similarities > np.roll(similarities, 1, axis=1)
+    return bool(is_nearer.diagonal().mean() > PAIRED)

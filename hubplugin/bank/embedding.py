@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.vectors import Progress, as_vectors, one_line
-
-logger = logging.getLogger(__name__)
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Any]
 """A function from texts [b] to vectors [b, d]: an array, a tensor or lists."""
@@ -97,7 +94,6 @@ def embed_texts(
         embed = embedder_of(embed)
     different = list(dict.fromkeys(texts))
     count = len(different)
-    logger.info("%s: %d texts, %d of them to be embedded", name, len(texts), count)
     parts: list[np.ndarray] = []
     for start in range(0, count, BATCH):
         batch = different[start : start + BATCH]

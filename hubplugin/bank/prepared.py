@@ -120,8 +120,6 @@ class PreparedBank:
         for none.
     targets: The gallery, without zero vectors if the metric is cosine.
     whole: What workers found, if `targets` are a sample of the gallery.
-    rows: The row of each query in the bank as it was given, int [m]; None for a fold, a
-        sample, or queries of several banks.
     """
 
     query_bank: np.ndarray
@@ -132,7 +130,6 @@ class PreparedBank:
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
     whole: Whole | None = None
-    rows: np.ndarray | None = None
 
     def against(
         self,
@@ -179,14 +176,14 @@ class PreparedBank:
             clicks.append(unknown if part.clicks is None else part.clicks)
         queries = np.concatenate([self.query_bank, pairs.query_bank])
         clicked = np.concatenate(clicks)
-        return replace(self, query_bank=queries, clicks=clicked, rows=None)
+        return replace(self, query_bank=queries, clicks=clicked)
 
     def take(self, rows: np.ndarray) -> PreparedBank:
         """Return this bank with only the queries in `rows`."""
         pairs = None if self.pairs is None else self.pairs[rows]
         clicks = None if self.clicks is None else self.clicks[rows]
         queries = self.query_bank[rows]
-        return replace(self, query_bank=queries, pairs=pairs, clicks=clicks, rows=None)
+        return replace(self, query_bank=queries, pairs=pairs, clicks=clicks)
 
     @property
     def known_answers(self) -> np.ndarray | None:

@@ -55,9 +55,7 @@ def evaluate(
 
     All additive methods share one product of queries and targets. Memory holds the
     queries, one block of targets, and k rows a query and one offset a target for each
-    method. Under cosine zero vectors, which have no direction, are left out of queries
-    and of arrays of targets, and counted in the log; so are pairs of the truth that
-    name them.
+    method.
 
     Args:
         targets: [n, d], ranked raw and under each method. Or a store, which is searched
@@ -89,8 +87,8 @@ def evaluate(
         Figures of each ranking, hubs and examples; the raw search comes first.
 
     Raises:
-        InputError: Something cannot be used as given, or no query finds a true target
-            of a store.
+        InputError: Something cannot be used as given, such as a zero vector under
+            cosine, or no query finds a true target of a store.
     """
     vectors = as_vectors(queries, "queries")
     if seed < 0:

@@ -37,12 +37,9 @@ from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import (
-    Directed,
     VectorLike,
     Vectors,
     as_vectors,
-    locate_rows,
-    original_rows,
     prepare,
 )
 
@@ -160,12 +157,9 @@ def rank_store(
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
-    queries = Directed.of(task.queries, store.metric, log=True)
-    rows = original_rows(queries)
+    prepare(task.queries, store.metric)  # which refuses zero vectors
     given = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(given[row]) for row in rows])
-    if not len(judged):
-        raise _nothing_judged(queries.name)
+    judged = np.flatnonzero([bool(each) for each in given])
     count = store.count()
     facts: dict[str, Any] = {
         "metric": store.metric.value,
@@ -181,7 +175,7 @@ def rank_store(
         facts["forecast"] = _forecast(model)
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     searched = store if condition is None else store.with_filter(condition)
-    vectors = queries.array()
+    vectors = task.queries.array()
     place_of: dict[Id, int] = {}
     finds = []
     for each in candidates:
@@ -189,7 +183,7 @@ def rank_store(
     # Files may write as text what is a number in the store.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []
-    for row in rows[judged]:
+    for row in judged:
         true.append([by_text.get(str(key), -2) for key in given[row]])
     rankings = []
     for candidate, nearest in zip(candidates, finds, strict=True):
@@ -200,7 +194,7 @@ def rank_store(
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
         found = next(iter(place_of), None)
-        named = next(iter(given[rows[judged[0]]]))
+        named = next(iter(given[judged[0]]))
         raise InputError(
             f"no query finds a true target in {store.url}, whose searches find ids such "
             f"as {found!r}; ground truth names {named!r}: expected ids of the "
@@ -211,7 +205,7 @@ def rank_store(
         [*place_of],
         count if condition is None else None,
         judged,
-        _name_rows(task.query_names, "query", rows[judged]),
+        _name_rows(task.query_names, "query", judged),
         lambda keys: display_names(keys, naming),
         facts,
     )
@@ -246,13 +240,6 @@ def _search_store(
     return nearest
 
 
-def _nothing_judged(name: str) -> InputError:
-    return InputError(
-        f"{name}: every pair of the ground truth has a zero vector, which has no cosine "
-        "similarity; expected at least one pair without: embed what it names anew"
-    )
-
-
 def rank_arrays(
     task: Task,
     targets: VectorLike,
@@ -268,14 +255,13 @@ def rank_arrays(
     `methods` defaults to every additive method that the bank allows. Raises InputError
     if arguments do not fit together.
     """
-    whole = as_vectors(targets, "targets")
-    if task.queries.dim != whole.dim:
+    gallery = as_vectors(targets, "targets")
+    if task.queries.dim != gallery.dim:
         raise InputError(
-            f"{task.queries.name} have {task.queries.dim} dimensions, {whole.name} have "
-            f"{whole.dim}; embed both with the same model"
+            f"{task.queries.name} have {task.queries.dim} dimensions, {gallery.name} "
+            f"have {gallery.dim}; embed both with the same model"
         )
-    queries = Directed.of(task.queries, metric, log=True)
-    gallery = Directed.of(whole, metric, log=True)
+    queries = prepare(task.queries, metric)
     if not 1 <= task.k <= gallery.rows:
         raise InputError(
             Parameter("k", task.k),
@@ -283,7 +269,7 @@ def rank_arrays(
         )
     if RAW in models:
         raise InputError(f"a model cannot be labelled {RAW!r}; name it by another word")
-    called = as_names(names, whole.rows, "names")
+    called = as_names(names, gallery.rows, "names")
     prepared = None
     if bank is not None:
         prepared = Bank.of(bank).prepare(metric, task.compute)
@@ -291,28 +277,20 @@ def rank_arrays(
         if methods is None:
             has_answers = prepared.target_bank is not None
             methods = [name for name in METHODS if name != "dualis" or has_answers]
-    given = as_truth(truth, task.queries.rows, whole.rows, task.query_names, called)
-    query_rows = locate_rows(queries, given.query_rows)
-    target_rows = locate_rows(gallery, given.target_rows)
-    kept = (query_rows >= 0) & (target_rows >= 0)
-    if not kept.any():
-        raise _nothing_judged(f"{queries.name} or {gallery.name}")
-    pairs = Truth(query_rows[kept], target_rows[kept], given.grades[kept])
-    arrays = Arrays(prepare(queries, metric), gallery, metric, task, pairs, prepared)
+    pairs = as_truth(truth, len(queries), gallery.rows, task.query_names, called)
+    arrays = Arrays(queries, gallery, metric, task, pairs, prepared)
     # A dictionary, so that a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
     for method in methods or ():
         candidates[method] = arrays.by_method(method)
     for label, model in models.items():
         candidates[label] = arrays.by_model(label, model)
-    ids = original_rows(gallery)
-    judged = original_rows(queries)[pairs.judged]
     return Ranked(
         arrays.rank([*candidates.values()]),
-        ids.tolist(),
+        range(gallery.rows),
         gallery.rows,
         pairs.judged,
-        _name_rows(task.query_names, "query", judged),
+        _name_rows(task.query_names, "query", pairs.judged),
         partial(_name_rows, called, "target"),
         {"metric": metric.value, "targets": gallery.rows},
     )

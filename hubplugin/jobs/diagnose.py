@@ -347,11 +347,10 @@ def _find_hubs(
     name_of = dict(zip(shown, display_names(ids, names), strict=True))
 
     def tell(place: int) -> Misled:
-        row = place if bank.rows is None else int(bank.rows[place])
         found = int(after[place])
         is_right = None if right is None else bool(right[place] == found)
         name = name_of[found].removesuffix(f" [{id_of[found]}]")
-        return Misled(call_query(asked, row), name, is_right)
+        return Misled(call_query(asked, place), name, is_right)
 
     return [
         Hub(

@@ -31,16 +31,11 @@ class Truth:
         return np.flatnonzero(np.diff(self.query_rows, prepend=-1))
 
     @property
-    def counts(self) -> np.ndarray:
-        """The number of true targets of each judged query: [j]."""
-        return np.diff(np.append(self.starts, len(self.query_rows)))
-
-    @property
     def numbers(self) -> np.ndarray:
         """The number of each pair among those of its query, from 1: [p]."""
-        first = np.repeat(self.starts, self.counts)
-        numbers: np.ndarray = np.arange(1, len(first) + 1) - first
-        return numbers
+        pairs = np.arange(len(self.query_rows))
+        query = np.searchsorted(self.starts, pairs, "right") - 1
+        return pairs - self.starts[query] + 1
 
     @property
     def judged(self) -> np.ndarray:

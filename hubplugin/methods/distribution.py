@@ -25,9 +25,8 @@ class DistributionNormalisation(OnePassMethod):
 
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
         queries = bank.query_bank
-        if (
-            answers is not None
-        ):  # the mean of all entries of a target but those left out
+        if answers is not None:
+            # The mean of all entries of a target but those left out.
             return (TopKMean(queries, len(queries), -self.lam, answers),)
         # Kept in float64: far from the origin the rounding of float32 would show.
         mean = queries.mean(axis=0, dtype=np.float64, keepdims=True)

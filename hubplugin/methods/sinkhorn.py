@@ -107,9 +107,12 @@ class SinkhornNormalisation(Method):
         raw = None
         if scaling.log_sums is not None and not is_sampled:
             raw = -self.tau * scaling.log_sums
-        thresholds = None if answers is None else answers.thresholds
         term = LogSumExp(
-            bank.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
+            bank.query_bank,
+            self.tau,
+            -self.tau,
+            scaling.log_alpha,
+            self.thresholds(bank),
         )
         return Solution((term,), raw, scaling.topk_means)
 

@@ -135,7 +135,7 @@ def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     more = with_zeros(gallery, rows)
     said = "targets: 3 zero vectors are left out, and keep the offset 0"
     with pytest.warns(UserWarning, match=said):
-        model = fit(more, with_zeros(bank, [5]))
+        model = fit(more, bank)
     assert model.gallery == expected.gallery
     offsets = with_zeros(expected.offsets(gallery), rows)
     for found in (model.offsets(more), model.fitted):
@@ -150,24 +150,18 @@ def test_answers_stay_with_their_queries_where_zero_vectors_are_left_out(sets, r
     answers = rng.permutation(300)[:60]
     more = with_zeros(gallery, [0, 7])
     rows = np.delete(np.arange(302), [0, 7])[answers]
-    found = prepared(with_zeros(bank, [5]), np.insert(rows, 5, 9)).against(more)
+    found = prepared(bank, rows).against(more)
     np.testing.assert_array_equal(found.clicks, answers)
 
 
-def test_zero_vectors_among_answers_are_left_out_with_their_pairs(sets, rng, caplog):
-    gallery, bank = sets
-    answers = bank + 0.1 * rng.normal(size=bank.shape).astype(np.float32)
-    expected = prepared(bank, answers)
-    # Row 9 has an answer of zeros.
-    queries = np.insert(with_zeros(bank, [5]), 9, gallery[0], axis=0)
-    own = with_zeros(np.insert(answers, 5, gallery[1], axis=0), [9])
-    found = prepared(queries, own)
-    np.testing.assert_array_equal(found.query_bank, expected.query_bank)
-    np.testing.assert_array_equal(found.target_bank[found.pairs], expected.target_bank)
-    assert caplog.messages == [
-        f"{name}: 1 zero vectors, which have no direction, are left out"
-        for name in ("query bank", "target bank")
-    ]
+def test_zero_vectors_in_a_bank_are_refused_by_their_row(sets):
+    _, bank = sets
+    some = with_zeros(bank, [5])
+    said = "query bank: row 5 is a zero vector, which has no cosine similarity; remove"
+    with refused(InputError, said):
+        prepared(some)
+    with refused(InputError, "target bank: row 5 is"):
+        prepared(bank, some)
 
 
 def test_other_terms_and_files_have_none_and_nobody_can_write_to_them(sets):

@@ -253,7 +253,7 @@ def trial_of(*gains, error=0.01, right=(0, 0, 0)):
         hits[row, : 200 + more] = 1
     margins = 0.4 * 0.05 * np.log(soft / (1 - soft))
     nothing = np.zeros((*soft.shape, 1), np.int64)
-    return Margins(100, 1.0, nothing, np.zeros(soft.shape), margins, hits)
+    return Margins(100, nothing, margins, hits)
 
 
 BEHIND = {"other": trial_of(-0.001, 0.001, 0.0), "asked": trial_of(0.1, 0.06, 0.0)}

@@ -114,7 +114,7 @@ def test_the_noise_of_a_change_is_its_spread_over_other_queries(rng):
         after = np.where(moves, rng.integers(0, 300, (400, 10)), before)
         raw, corrected = (skewness(k_occurrence(rows, 300)) for rows in (before, after))
         changes.append(corrected - raw)
-        margins = Margins(300, 1.0, np.stack([before, after]), np.zeros((2, 400)))
+        margins = Margins(300, np.stack([before, after]))
         noise.append(margins.noise(0, 1))
     assert np.mean(noise) == pytest.approx(np.std(changes), rel=0.4)
 
@@ -281,8 +281,8 @@ def trial(recall, rank, skewness=1.0, queries=500):
         change = Figure(after - 0.5, after - 0.52, after - 0.48)
         return Side(0.5, after, 0.01, queries, "queries", change)
 
-    raw = Figures("none", {}, queries, 1.0, 0.0, 0.1, 0.1, side(0.5), 4.0)
-    given = ("is", {}, queries, skewness, 0.0, 0.1, 0.1, side(recall), rank)
+    raw = Figures("none", {}, queries, 1.0, 0.1, 0.1, side(0.5), 4.0)
+    given = ("is", {}, queries, skewness, 0.1, 0.1, side(recall), rank)
     return Trial(*given, raw=raw, noise=0.1, bank=BankProfile(500))
 
 

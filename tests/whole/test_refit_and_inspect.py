@@ -117,7 +117,7 @@ def figures(skewness, recall=None):
     right = None
     if recall is not None:
         right = Side(0.5, recall, 0.01, 100, "queries", Figure(0.0, 0.0, 0.0))
-    return Figures("none", {}, 100, skewness, 0.1, 0.1, 0.1, right)
+    return Figures("none", {}, 100, skewness, 0.1, 0.1, right)
 
 
 def versus(old, new, gain=None, error=None):
