@@ -11,6 +11,7 @@ import hubplugin
 from hubplugin import load
 from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
+from tests.galleries import each_metric
 from tests.refusals import refused
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -38,7 +39,7 @@ def with_header(content, change):
     return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 @pytest.mark.parametrize("method", METHODS)
 def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng):
     model = fitted(method, metric=metric)

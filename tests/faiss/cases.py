@@ -11,6 +11,7 @@ from tests.core import formulas
 from tests.galleries import assert_near, unit
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
+both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 
 EXACT = (
     "Flat",

@@ -1,7 +1,5 @@
 """A query map lies before an upgraded index, in plain Faiss: searches map their queries, and what is added stays."""
 
-from dataclasses import replace
-
 import faiss
 import numpy as np
 import pytest
@@ -10,11 +8,10 @@ from numpy.testing import assert_array_equal
 import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
-from hubplugin.model import QueryMap
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
-from tests.faiss.cases import ALL, FEW, IP, L2, draw, grow, made, slow_but, written
-from tests.galleries import assert_near
+from tests.faiss.cases import ALL, FEW, IP, both, draw, grow, made, slow_but, written
+from tests.galleries import assert_near, with_map
 from tests.refusals import refused
 
 D, K = 24, 10
@@ -26,7 +23,7 @@ def model_of(vectors, rng):
     (bank,) = draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
     model = hubplugin.fit(vectors, bank, "csls", answers="kept")
-    return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
+    return with_map(model, step).centre_on(vectors)
 
 
 def expected(model, queries, vectors):
@@ -94,7 +91,7 @@ def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
         getattr(hubplugin_faiss, way)(case.index, model_of(case.vectors, rng), **given)
 
 
-@pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
+@both
 @pytest.mark.parametrize(
     "kind",
     slow_but(FEW, [kind for kind in ALL if "L2norm" not in kind]),

@@ -16,6 +16,7 @@ from tests.faiss import cases
 from tests.faiss.cases import (
     IP,
     L2,
+    both,
     draw,
     filled,
     grow,
@@ -31,7 +32,6 @@ from tests.refusals import refused
 
 RNG = np.random.default_rng(12)
 BANK, GALLERY = draw(RNG, 60, 500, at=0.3)
-both = pytest.mark.parametrize("metric", [IP, L2])
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from tests.faiss.cases import (
     as_similarities,
     assert_ranked,
     best,
+    both,
     decoded,
     draw,
     filled,
@@ -41,7 +42,7 @@ from tests.faiss.cases import (
     unit,
     written,
 )
-from tests.galleries import assert_near
+from tests.galleries import assert_near, normal
 from tests.refusals import refused
 
 faiss.omp_set_num_threads(1)
@@ -59,9 +60,6 @@ def fresh(kind, metric):
     copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
     look_everywhere(copy)
     return case, copy
-
-
-both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 
 
 def kinds(*names):
@@ -531,11 +529,9 @@ def test_offsets_that_find_no_room_are_refused(kind):
     add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
 
 
-@pytest.mark.parametrize("metric", [IP, L2])
+@both
 def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric, rng):
-    vectors, centres, queries = (
-        rng.normal(size=(rows, 6)).astype(np.float32) for rows in (200, 9, 25)
-    )
+    vectors, centres, queries = (normal(rng, rows, 6) for rows in (200, 9, 25))
     offsets = rng.normal(size=200).astype(np.float32)
     lists = np.sort(rng.integers(0, 8, 200))  # the last list is empty
     sizes = np.bincount(lists, minlength=9)

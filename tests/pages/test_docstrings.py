@@ -13,7 +13,7 @@ import pytest
 import hubplugin
 from hubplugin.evaluation.plans import PLANS
 from hubplugin.methods import METHODS, QUERY_DEPENDENT
-from tests.galleries import flat_store
+from tests.galleries import flat_store, normal
 from tests.pages.blocks import ROOT
 
 FILES = {
@@ -82,7 +82,7 @@ class Given(dict):
         return self.setdefault(name, getattr(self, name)())
 
     def gallery(self):
-        return np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+        return normal(np.random.default_rng(0), 60, 8)
 
     queries = bank = gallery
 
