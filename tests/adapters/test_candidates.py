@@ -16,7 +16,7 @@ from hubplugin import (
     remove,
 )
 from hubplugin.metric import Metric
-from tests.galleries import unit
+from tests.galleries import assert_near, unit
 from tests.keepers import DIM, InChroma, InLanceDB
 from tests.refusals import refused
 
@@ -54,7 +54,7 @@ def assert_ranked(store, vectors, model, queries, lacking=()):
     found = store.search(queries, 10)
     ranked = np.array([[place[key] for key in line] for line in found.ids])
     named = np.take_along_axis(distances, ranked, axis=1)
-    np.testing.assert_allclose(found.scores, named, atol=2e-5)
+    assert_near(found.scores, named, 2e-5)
     largest = np.sort(distances, axis=1)[:, 9:10] + 2e-5
     assert (named <= largest).mean() >= 0.97
 

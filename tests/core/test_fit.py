@@ -5,7 +5,7 @@ import pytest
 
 from hubplugin import Bank, Compute, InputError, OffsetModel, apply, fit, inspect, load
 from hubplugin.compute import Similarities
-from tests.galleries import flat_store, normal, unit
+from tests.galleries import assert_near, flat_store, normal, unit
 from tests.refusals import refused
 
 X = np.eye(4, dtype=np.float32)
@@ -136,7 +136,7 @@ def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     assert model.gallery == expected.gallery
     offsets = with_zeros(expected.offsets(gallery), rows)
     for found in (model.offsets(more), model.fitted):
-        np.testing.assert_allclose(found, offsets, atol=1e-6)
+        assert_near(found, offsets, 1e-6)
     assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
     with refused(InputError, "targets: all 4 rows are zero vectors"):
         fit(np.zeros((4, 8)), bank)

@@ -223,7 +223,7 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
         sinkhorn(similarities, [columns, others], 0.05, 10, np.arange(60)).log_alpha
         for columns in (given, twice)
     )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert_near(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)

@@ -114,6 +114,17 @@ def filled(kind, vectors, metric=IP):
     return index
 
 
+def bytes_of(index):
+    return faiss.serialize_index(index).tobytes()
+
+
+def reread(index):
+    """Returns an index as it is written and read, which searches everything."""
+    copy = faiss.deserialize_index(faiss.serialize_index(index))
+    look_everywhere(copy)
+    return copy
+
+
 def written(path, index):
     faiss.write_index(index, str(path))
     return path
