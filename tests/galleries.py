@@ -53,6 +53,12 @@ def normal(rng, *shape):
     return rng.normal(size=shape).astype(np.float32)
 
 
+def clustered(rng, count, dim):
+    """Returns unit vectors about eight centres, so that some are hubs."""
+    centres = rng.normal(size=(8, dim))[rng.integers(8, size=count)]
+    return unit(centres + rng.normal(size=(count, dim)))
+
+
 def with_map(model, step):
     """`model` with a query map, which says that it has 200 pairs."""
     step = np.asarray(step, np.float32)
