@@ -1,9 +1,12 @@
 """Galleries as many tests need them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hubplugin import open_store
+from hubplugin.model import QueryMap
 
 
 def unit(rows):
@@ -43,3 +46,23 @@ def flat_index(file, vectors, ids=None):
 
 def assert_near(found, expected, atol=1e-5):
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+def normal(rng, *shape):
+    """Returns normally distributed numbers, as float32."""
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def clustered(rng, count, dim):
+    """Returns unit vectors about eight centres, so that some are hubs."""
+    centres = rng.normal(size=(8, dim))[rng.integers(8, size=count)]
+    return unit(centres + rng.normal(size=(count, dim)))
+
+
+def with_map(model, step):
+    """`model` with a query map, which says that it has 200 pairs."""
+    step = np.asarray(step, np.float32)
+    return replace(model, query_map=QueryMap(step, 1.0, 200))
+
+
+each_metric = pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])

@@ -16,7 +16,7 @@ from hubplugin import (
     remove,
 )
 from hubplugin.metric import Metric
-from tests.galleries import unit
+from tests.galleries import assert_near, clustered
 from tests.keepers import DIM, InChroma, InLanceDB
 from tests.refusals import refused
 
@@ -25,21 +25,16 @@ pytestmark = pytest.mark.slow
 COUNT = 300
 
 
-def draw(rng, count):
-    centres = rng.normal(size=(6, DIM))[rng.integers(6, size=count)]
-    return unit(centres + rng.normal(size=(count, DIM)))
-
-
 @pytest.fixture(params=[InChroma, InLanceDB])
 def gallery(request, tmp_path, rng):
     """The user, a store that was opened before it was corrected, its model, and vectors by id."""
     user = request.param(str(tmp_path), Metric.COSINE)
-    vectors = draw(rng, COUNT)
+    vectors = clustered(rng, COUNT, DIM)
     user.create()
     ids = [user.key(number) for number in range(COUNT)]
     user.put(ids, vectors)
     store = user.open()
-    model = fit(vectors, draw(rng, 100), "is")
+    model = fit(vectors, clustered(rng, 100, DIM), "is")
     apply(user.open(), model, force=True)
     return user, store, model, dict(zip(ids, vectors, strict=True))
 
@@ -54,21 +49,21 @@ def assert_ranked(store, vectors, model, queries, lacking=()):
     found = store.search(queries, 10)
     ranked = np.array([[place[key] for key in line] for line in found.ids])
     named = np.take_along_axis(distances, ranked, axis=1)
-    np.testing.assert_allclose(found.scores, named, atol=2e-5)
+    assert_near(found.scores, named, 2e-5)
     largest = np.sort(distances, axis=1)[:, 9:10] + 2e-5
     assert (named <= largest).mean() >= 0.97
 
 
 def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
     user, store, model, vectors = gallery
-    gone = set(store.search(draw(rng, 1), 60).ids[0])
+    gone = set(store.search(clustered(rng, 1, DIM), 60).ids[0])
     user.delete(sorted(gone))
-    fresh = dict(zip(["a", "b", "c"], draw(rng, 3), strict=True))
+    fresh = dict(zip(["a", "b", "c"], clustered(rng, 3, DIM), strict=True))
     user.put(list(fresh), np.stack(list(fresh.values())))
     now = {key: vector for key, vector in vectors.items() if key not in gone} | fresh
-    assert_ranked(store, now, model, draw(rng, 20), lacking=fresh)
+    assert_ranked(store, now, model, clustered(rng, 20, DIM), lacking=fresh)
     refresh(store)
-    assert_ranked(store, now, model, draw(rng, 20))
+    assert_ranked(store, now, model, clustered(rng, 20, DIM))
 
 
 def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled_anew(
@@ -76,13 +71,13 @@ def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled
 ):
     user, store, model, vectors = gallery
     user.delete(list(vectors))
-    assert store.search(draw(rng, 2), 10).ids == [[], []]
+    assert store.search(clustered(rng, 2, DIM), 10).ids == [[], []]
     report = inspect(user.open())
     assert (report.count, report.missing, report.stale) == (0, 0, 0)
     assert refresh(user.open()).scanned == 0
     user.put(list(vectors), np.stack(list(vectors.values())))
     refresh(user.open())
-    assert_ranked(store, vectors, model, draw(rng, 10))
+    assert_ranked(store, vectors, model, clustered(rng, 10, DIM))
     user.delete(list(vectors))
     remove(user.open())
     assert user.open().correction() is None
@@ -92,8 +87,8 @@ def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
     gallery, rng, monkeypatch
 ):
     user, store, model, vectors = gallery
-    queries, rows = draw(rng, 10), np.stack(list(vectors.values()))
-    newer = fit(rows, draw(rng, 80), "nnn")
+    queries, rows = clustered(rng, 10, DIM), np.stack(list(vectors.values()))
+    newer = fit(rows, clustered(rng, 80, DIM), "nnn")
     fetch, left = type(store).fetch, [newer]
 
     def replace_and_fetch(self, *args):
@@ -115,7 +110,7 @@ def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(
     folder = tmp_path / "queries"
     assert "?record=FOLDER behind the URL" in store.how_to_record
     recorder = Recorder(folder)
-    recorder.add(draw(rng, 150))
+    recorder.add(clustered(rng, 150, DIM))
     recorder.close()
     named = open_store(f"{store.url}?record={folder}")
     apply(named, Bank(), force=True)
@@ -127,7 +122,7 @@ def test_what_somebody_else_has_under_our_name_is_kept_and_told(tmp_path, rng):
         user = kind(str(tmp_path), Metric.COSINE)
         user.create()
         ids = [user.key(number) for number in range(40)]
-        vectors = draw(rng, 40)
+        vectors = clustered(rng, 40, DIM)
         user.put(ids, vectors)
         user.create(theirs)
         store = user.open()

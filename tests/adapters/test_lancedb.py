@@ -10,6 +10,7 @@ from hubplugin import InputError, StoreError, inspect, refit, refresh, remove
 from hubplugin.jobs.correct import apply
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
+from tests.galleries import normal
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def create(folder, vectors, ids=None, **options):
 
 
 def draw(rng, count=50):
-    return rng.normal(size=(count, 8)).astype("float32")
+    return normal(rng, count, 8)
 
 
 def left_in(folder):
@@ -171,7 +172,7 @@ def test_a_table_that_is_loaded_anew_is_searched_inspected_and_corrected(
         refresh(store)
         database.open_table("photos").restore(1)
     elif how == "of another dimension":
-        fresh = rng.normal(size=(60, 6)).astype("float32")
+        fresh = normal(rng, 60, 6)
         database.create_table("photos", table(list(range(60)), fresh), mode="overwrite")
         store = open_store(store.url)
         assert store.correction() is None

@@ -12,18 +12,14 @@ import hubplugin
 from hubplugin import StoreError, apply, fit, inspect, refit, refresh
 from hubplugin_chroma import HubCollection, open_store
 from tests.core.formulas import similarity
-from tests.galleries import assert_near, unit
+from tests.galleries import assert_near, clustered
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
+DIM = 16
 METRICS = {"cosine": "cosine", "l2": "euclidean"}
 """By Chroma's spaces."""
-
-
-def draw(rng, count=200, dim=16):
-    centres = rng.normal(size=(8, dim))[rng.integers(8, size=count)]
-    return unit(centres + rng.normal(size=(count, dim)))
 
 
 def create(client, vectors, space="cosine"):
@@ -56,7 +52,7 @@ def names(numbers):
 @pytest.fixture(params=METRICS)
 def photos(request, tmp_path, rng):
     """A corrected collection as an application has it, its store, and the vectors."""
-    client, vectors = chromadb.PersistentClient(tmp_path), draw(rng)
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng, 200, DIM)
     plain = create(client, vectors, request.param)
     store = correct(client, plain, vectors, request.param)
     return HubCollection(client, client.get_collection("photos")), store, vectors
@@ -65,7 +61,7 @@ def photos(request, tmp_path, rng):
 @pytest.fixture
 def folder(tmp_path, rng):
     """A client of a folder, its plain collection, and the vectors."""
-    client, vectors = chromadb.PersistentClient(tmp_path), draw(rng)
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng, 200, DIM)
     return client, create(client, vectors), vectors
 
 
@@ -122,7 +118,7 @@ def test_a_filter_is_kept_and_ranks_corrected(photos):
 
 def test_what_is_written_has_its_offset_at_once(photos, rng):
     collection, store, vectors = photos
-    fresh = draw(rng, 3)
+    fresh = clustered(rng, 3, DIM)
     collection.add(ids=["a", "b"], embeddings=fresh[:2])
     collection.upsert(["c"], fresh[2:], None, ["text"])
     collection.update(ids="p0", embeddings=fresh[2].tolist())
@@ -140,7 +136,7 @@ def test_a_wrapped_collection_sees_within_a_second_what_others_refreshed(
     photos, rng, a_second_later
 ):
     collection, store, vectors = photos
-    fresh = draw(rng, 3)
+    fresh = clustered(rng, 3, DIM)
     collection.query(fresh, n_results=5)
     plain_of(collection).update(ids=names([3, 4, 5]), embeddings=fresh)
     refresh(store)
@@ -166,7 +162,7 @@ def test_no_row_of_a_folder_keeps_a_query_that_two_corrections_have_left(
     folder, tmp_path, rng
 ):
     client, plain, _ = folder
-    store, bank = open_store(client, plain), draw(rng, 120)
+    store, bank = open_store(client, plain), clustered(rng, 120, DIM)
     apply(store, bank[:50], "is", force=True)
     query = bank[3].tobytes()
     parts = [base64.b64encode(query)[:-4]]  # at each place within four letters
@@ -216,7 +212,7 @@ def test_the_collection_itself_is_never_written_to(folder):
 
 
 def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path, rng):
-    client, vectors = chromadb.PersistentClient(tmp_path), draw(rng)
+    client, vectors = chromadb.PersistentClient(tmp_path), clustered(rng, 200, DIM)
     for _ in range(2):
         plain = create(client, vectors)
         assert open_store(client, plain).correction() is None

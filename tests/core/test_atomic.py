@@ -8,6 +8,7 @@ import pytest
 import hubplugin
 from hubplugin import HubpluginError, atomic
 from hubplugin.results import write_file
+from tests.galleries import normal
 from tests.refusals import refused
 
 
@@ -16,7 +17,7 @@ def files(folder):
 
 
 def save_a_model(folder, rows):
-    gallery = np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32)
+    gallery = normal(np.random.default_rng(0), rows, 64)
     hubplugin.fit(gallery, gallery, "is").save(folder / "photos.hub")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hubplugin import Bank, fit
 from hubplugin.compute import Compute
 from tests.core import formulas
-from tests.galleries import assert_near
+from tests.galleries import assert_near, each_metric
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -26,7 +26,7 @@ def uncapped(model, targets):
     return (raw - model.centre).astype(np.float32)
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 @pytest.mark.parametrize("method", METHODS)
 def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(
     method, metric, sets

@@ -18,7 +18,7 @@ from hubplugin import Bank, Compute, InputError  # noqa: E402
 from hubplugin.compute import kernels  # noqa: E402
 from hubplugin.vectors import Sliceable  # noqa: E402
 from tests.core.pretended_card import Card  # noqa: E402
-from tests.galleries import assert_near  # noqa: E402
+from tests.galleries import assert_near, each_metric, normal  # noqa: E402, each_metric, normal
 from tests.refusals import refused  # noqa: E402
 
 METHODS = [
@@ -37,9 +37,7 @@ WAITS = 18
 
 
 def banks(rng, bank=400, targets=700, dim=24):
-    made = [
-        rng.normal(size=(rows, dim)).astype(np.float32) for rows in (targets, bank, 300)
-    ]
+    made = [normal(rng, rows, dim) for rows in (targets, bank, 300)]
     half = targets // 2
     made[0][half : 2 * half] = made[0][:half]  # copies of answers
     return made
@@ -61,7 +59,7 @@ def fit(sets, method="is", device="cuda", memory=None, precision="auto", **param
 
 
 @pytest.mark.parametrize("memory", [None, "1MiB"])
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 def test_a_card_gives_the_offsets_of_float64(
@@ -71,7 +69,7 @@ def test_a_card_gives_the_offsets_of_float64(
     if metric != "cosine" and "tau" in parameters:
         options["tau"] = 0.5
     expected = fit(sets, method, "numpy", precision="float64", **options)
-    newer = rng.normal(size=(90, 24)).astype(np.float32)
+    newer = normal(rng, 90, 24)
     with Card() as card:
         model = fit(sets, method, memory=memory, **options)
         # By dot product and Euclidean distance each block is asked for its longest vector.

@@ -14,7 +14,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Writing
 from hubplugin.testing import StoreConformance
-from tests.galleries import unit
+from tests.galleries import clustered
 from tests.refusals import refused
 
 
@@ -131,8 +131,7 @@ class TestConformance(StoreConformance):
 
 @pytest.fixture
 def vectors(rng):
-    centres = rng.normal(size=(8, 24))[rng.integers(8, size=60)]
-    return dict(enumerate(unit(centres + rng.normal(size=(60, 24)))))
+    return dict(enumerate(clustered(rng, 60, 24)))
 
 
 @pytest.fixture

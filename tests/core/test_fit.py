@@ -5,7 +5,7 @@ import pytest
 
 from hubplugin import Bank, Compute, InputError, OffsetModel, apply, fit, inspect, load
 from hubplugin.compute import Similarities
-from tests.galleries import flat_store, unit
+from tests.galleries import assert_near, flat_store, normal, unit
 from tests.refusals import refused
 
 X = np.eye(4, dtype=np.float32)
@@ -105,7 +105,7 @@ def test_progress_counts_up_to_the_whole(rng):
 def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(
     tmp_path, rng
 ):
-    np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))
+    np.save(tmp_path / "x.npy", normal(rng, 30, 6))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
     assert load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
@@ -114,7 +114,7 @@ def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warni
 @pytest.fixture
 def sets(rng):
     """Gallery [300, 8] and bank [60, 8]."""
-    return [rng.normal(size=(rows, 8)).astype(np.float32) for rows in (300, 60)]
+    return [normal(rng, rows, 8) for rows in (300, 60)]
 
 
 def with_zeros(vectors, rows):
@@ -139,7 +139,7 @@ def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     assert model.gallery == expected.gallery
     offsets = with_zeros(expected.offsets(gallery), rows)
     for found in (model.offsets(more), model.fitted):
-        np.testing.assert_allclose(found, offsets, atol=1e-6)
+        assert_near(found, offsets, 1e-6)
     assert model.offsets(np.zeros((2, 8))).tolist() == [0, 0]
     with refused(InputError, "targets: all 4 rows are zero vectors"):
         fit(np.zeros((4, 8)), bank)

@@ -11,6 +11,7 @@ import hubplugin
 from hubplugin import load
 from hubplugin.errors import ModelFileError
 from hubplugin.model import FORMAT
+from tests.galleries import assert_near, each_metric
 from tests.refusals import refused
 
 METHODS = ["blend", "is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -38,7 +39,7 @@ def with_header(content, change):
     return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 @pytest.mark.parametrize("method", METHODS)
 def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng):
     model = fitted(method, metric=metric)
@@ -46,7 +47,7 @@ def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path, rng
     again = load(tmp_path / "m.hub")
     # The fit has them from its last pass, the file from a new one.
     found, expected = (each.offsets(fitted.targets) for each in (again, model))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert_near(found, expected)
     later = 3 * rng.normal(size=(30, 6))
     np.testing.assert_array_equal(again.offsets(later), model.offsets(later))
     for field in (

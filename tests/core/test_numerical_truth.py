@@ -14,10 +14,9 @@ from hubplugin.compute.device import reduces_precision
 from hubplugin.errors import InputError
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
-from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
-from tests.galleries import assert_near
+from tests.galleries import assert_near, each_metric, normal, with_map
 from tests.galleries import unit as at_unit_length
 from tests.peaks import peak_memory
 from tests.refusals import refused
@@ -87,9 +86,7 @@ SETS = {
     "unit": (METRICS, lambda rng: units(rng, 70, 150, 40, d=24)),
     "similarities in the hundreds": (
         METRICS[1:],
-        lambda rng: (
-            3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30)
-        ),
+        lambda rng: (3 * normal(rng, rows, 24) for rows in (60, 90, 30)),
     ),
     "far from the origin": (
         METRICS[2:],
@@ -122,7 +119,7 @@ def test_every_method_is_its_formula(method, parameters, case, metric, rng):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("metric", METRICS)
+@each_metric
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_every_method_is_its_formula_on_real_vectors_and_every_device(
     method, parameters, metric, device, real
@@ -163,11 +160,11 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
 @pytest.mark.parametrize("stretch", [0.5, 1.0, 3.0])
 def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
     """exp(s/tau) of unit vectors is inside float32 at this temperature; of twice the length it is not."""
-    targets = rng.normal(size=(300, 16)).astype(np.float32)
-    bank = np.concatenate([targets[:40], rng.normal(size=(200, 16)).astype(np.float32)])
+    targets = normal(rng, 300, 16)
+    bank = np.concatenate([targets[:40], normal(rng, 200, 16)])
     model = fit(targets, bank, "is", tau=0.017)
-    stretched = QueryMap((stretch * np.eye(16)).astype(np.float32), 1.0, 200)
-    found = replace(model, query_map=stretched).centre_on(targets).offsets(targets)
+    stretched = with_map(model, stretch * np.eye(16))
+    found = stretched.centre_on(targets).offsets(targets)
     raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
     expected = -0.017 * np.logaddexp.reduce(raw, axis=0)
     assert_near(found, expected - expected.mean())
@@ -195,7 +192,7 @@ def test_sinkhorn_is_true_whatever_room_there_is(device, memory, tau, real):
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_large_similarities_are_not_held_in_float16(metric, rng):
-    bank, targets = (3 * rng.normal(size=(650, 4)).astype(np.float32) for _ in range(2))
+    bank, targets = (3 * normal(rng, 650, 4) for _ in range(2))
     parameters = {"tau": 10, "iterations": 4}
     compute = Compute(memory="1MiB")
     assert_true("sn", parameters, metric, bank, targets, compute=compute)
@@ -226,7 +223,7 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
         sinkhorn(similarities, [columns, others], 0.05, 10, np.arange(60)).log_alpha
         for columns in (given, twice)
     )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert_near(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)

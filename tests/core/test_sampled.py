@@ -7,7 +7,7 @@ import pytest
 
 import hubplugin
 from hubplugin.compute import Compute
-from tests.galleries import unit
+from tests.galleries import assert_near, unit
 
 ROOM = "20MB"
 """For 16,000 targets beside a bank of 500, in float16."""
@@ -81,7 +81,5 @@ def test_all_are_taken_where_that_is_asked_for_and_where_there_is_room_for_few(
     twice = (np.repeat(bank, 2, axis=0), *others)  # with room for 8,000 targets
     for vectors, parameters in ((sets, {"sample": "all"}), (twice, {})):
         exact = offsets(vectors, "sn", "1GiB")
-        np.testing.assert_allclose(
-            offsets(vectors, "sn", ROOM, **parameters), exact, rtol=0, atol=1e-5
-        )
+        assert_near(offsets(vectors, "sn", ROOM, **parameters), exact)
     assert not warnings_of(caplog)

@@ -1,15 +1,13 @@
 """`evaluate` as a user calls it: figures against the whole matrix in float64."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from hubplugin import Bank, InputError, evaluate, fit
-from hubplugin.model import QueryMap
 from hubplugin.rerank import fit_rule
 from tests.core.formulas import offsets, similarity
+from tests.galleries import each_metric, normal, with_map
 from tests.refusals import refused
 
 RULES = ["dis", "dualdis", "dsl", "gc"]
@@ -61,7 +59,7 @@ def assert_figures(result, scores, true=None):
     assert result.hubness.skewness == pytest.approx(skewness, rel=1e-2)
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric, rng):
     """Of more targets than one block, and two true ones for each query."""
     bank = scene["bank"]
@@ -79,8 +77,8 @@ def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric, 
 def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scene, rng):
     targets = scene["targets"]
     plain = fit(targets, scene["bank"], "is")
-    step = (0.2 * rng.normal(size=(12, 12))).astype(np.float32)
-    mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(targets)
+    step = 0.2 * normal(rng, 12, 12)
+    mapped = with_map(plain, step).centre_on(targets)
     found = evaluate(
         targets,
         queries=scene["queries"],

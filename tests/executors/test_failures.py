@@ -11,16 +11,17 @@ import hubplugin
 from hubplugin.errors import ClusterError, InputError
 from hubplugin.executors import shards_of
 from tests.executors.conftest import Serial
+from tests.galleries import normal
 from tests.refusals import refused
 
-BANK = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
+BANK = normal(np.random.default_rng(1), 40, 8)
 
 
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(4):
-        np.save(tmp_path / f"{number}.npy", rng.normal(size=(50, 8)).astype(np.float32))
+        np.save(tmp_path / f"{number}.npy", normal(rng, 50, 8))
     return tmp_path
 
 

@@ -11,6 +11,7 @@ from tests.core import formulas
 from tests.galleries import assert_near, unit
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
+both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 
 EXACT = (
     "Flat",
@@ -111,6 +112,17 @@ def filled(kind, vectors, metric=IP):
     index.train(vectors)
     put(index, vectors, np.arange(len(vectors)))
     return index
+
+
+def bytes_of(index):
+    return faiss.serialize_index(index).tobytes()
+
+
+def reread(index):
+    """Returns an index as it is written and read, which searches everything."""
+    copy = faiss.deserialize_index(faiss.serialize_index(index))
+    look_everywhere(copy)
+    return copy
 
 
 def written(path, index):

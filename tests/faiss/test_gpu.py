@@ -1,18 +1,16 @@
 """Upgraded indexes that Faiss can clone to a GPU: tried with the cloner that a move to a GPU uses, on the CPU."""
 
-from dataclasses import replace
-
 import faiss
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import StoreError
-from hubplugin.model import QueryMap
 from hubplugin_faiss import upgrade
-from tests.faiss.cases import draw, filled
+from tests.faiss.cases import IP, L2, both, draw, filled
+from tests.galleries import assert_near, normal, with_map
 from tests.refusals import refused
 
 D = 16
@@ -28,7 +26,7 @@ def upgraded(factory, metric, rng):
     return upgrade(filled(factory, vectors, metric), offsets), queries
 
 
-@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
+@both
 @pytest.mark.parametrize("factory", MOVED)
 def test_a_copy_for_a_gpu_is_cloned_and_finds_the_same(factory, metric, rng):
     index, queries = upgraded(factory, metric, rng)
@@ -41,11 +39,11 @@ def test_a_copy_for_a_gpu_is_cloned_and_finds_the_same(factory, metric, rng):
         scores, ids = each.search(queries, 10)
         assert_array_equal(ids, before[1])
         # Parts of PQ codes that hold 0 change the order in which Faiss sums.
-        assert_allclose(scores, before[0], rtol=0, atol=1e-6 if "PQ" in factory else 0)
+        assert_near(scores, before[0], 1e-6 if "PQ" in factory else 0)
 
 
 def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
-    copy = hubplugin_faiss.for_gpu(upgraded("IVF4,PQ4", faiss.METRIC_L2, rng)[0])
+    copy = hubplugin_faiss.for_gpu(upgraded("IVF4,PQ4", L2, rng)[0])
     assert (
         faiss.downcast_index(copy.index).pq.M == 8
     )  # four and that of the offsets, and three that hold 0
@@ -53,8 +51,7 @@ def test_pq_codes_have_a_number_of_parts_that_a_gpu_reads(rng):
 
 def test_a_query_map_goes_along(rng):
     vectors, bank, queries = draw(rng, 1_000, 300, 40)
-    turned = QueryMap(0.3 * rng.normal(size=(D, D)).astype(np.float32), 1.0, 200)
-    model = replace(hubplugin.fit(vectors, bank), query_map=turned)
+    model = with_map(hubplugin.fit(vectors, bank), 0.3 * normal(rng, D, D))
     index = upgrade(filled("Flat", vectors), model)
     found = faiss.clone_index(hubplugin_faiss.for_gpu(index)).search(queries, 10)
     for part, expected in zip(found, index.search(queries, 10), strict=True):
@@ -73,7 +70,7 @@ def test_a_query_map_goes_along(rng):
     ],
 )
 def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, rng):
-    index, _ = upgraded(factory, faiss.METRIC_INNER_PRODUCT, rng)
+    index, _ = upgraded(factory, IP, rng)
     with refused(StoreError, says):
         hubplugin_faiss.for_gpu(index)
 

@@ -1,7 +1,5 @@
 """A query map lies before an upgraded index, in plain Faiss: searches map their queries, and what is added stays."""
 
-from dataclasses import replace
-
 import faiss
 import numpy as np
 import pytest
@@ -10,11 +8,22 @@ from numpy.testing import assert_array_equal
 import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
-from hubplugin.model import QueryMap
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
-from tests.faiss.cases import ALL, FEW, IP, L2, draw, grow, made, slow_but, written
-from tests.galleries import assert_near
+from tests.faiss.cases import (
+    ALL,
+    FEW,
+    IP,
+    both,
+    bytes_of,
+    draw,
+    grow,
+    made,
+    reread,
+    slow_but,
+    written,
+)
+from tests.galleries import assert_near, with_map
 from tests.refusals import refused
 
 D, K = 24, 10
@@ -26,7 +35,7 @@ def model_of(vectors, rng):
     (bank,) = draw(rng, 200, d=D)
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
     model = hubplugin.fit(vectors, bank, "csls", answers="kept")
-    return replace(model, query_map=QueryMap(step, 1.0, 200)).centre_on(vectors)
+    return with_map(model, step).centre_on(vectors)
 
 
 def expected(model, queries, vectors):
@@ -94,7 +103,7 @@ def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
         getattr(hubplugin_faiss, way)(case.index, model_of(case.vectors, rng), **given)
 
 
-@pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
+@both
 @pytest.mark.parametrize(
     "kind",
     slow_but(FEW, [kind for kind in ALL if "L2norm" not in kind]),
@@ -104,13 +113,10 @@ def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     case = made(kind, metric)
     model = model_of(case.vectors, rng)
     upgraded = upgrade(case.index, model, force=True)
-    upgraded = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    upgraded = reread(upgraded)
     scores, found = upgraded.search(case.queries, K)
     behind = faiss.downcast_index(upgraded.index)
     wanted, as_found = behind.search(model.queries(case.queries), K)
     assert_near(scores, wanted, 0.1 if "fs" in kind else 1e-4)
     assert (found == as_found).mean() > (0.9 if "fs" in kind else 0.99)
-    downgraded = downgrade(upgraded)
-    assert_array_equal(
-        faiss.serialize_index(downgraded), faiss.serialize_index(case.index)
-    )
+    assert bytes_of(downgrade(upgraded)) == bytes_of(case.index)

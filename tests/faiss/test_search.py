@@ -1,7 +1,5 @@
 """CorrectedSearch: the exact corrected ranking from an index that knows no offsets, and a certificate that is true."""
 
-from dataclasses import replace
-
 import faiss
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from numpy.testing import assert_array_equal
 
 import hubplugin
 from hubplugin import InputError, StoreError, fit
-from hubplugin.model import QueryMap
 from hubplugin.rerank import Dynamic, fit_rule
 from hubplugin_faiss import CorrectedSearch, upgrade
 from tests.faiss import cases
@@ -20,13 +17,14 @@ from tests.faiss.cases import (
     L2,
     as_similarities,
     assert_ranked,
+    both,
     draw,
     filled,
     made,
     recall,
     written,
 )
-from tests.galleries import assert_near
+from tests.galleries import assert_near, with_map
 from tests.refusals import refused
 
 
@@ -52,13 +50,13 @@ def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spre
         assert_near(scores, best)
 
 
-@pytest.mark.parametrize("metric", [IP, L2])
+@both
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, rng):
     case = made("Flat", metric)
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = fit(case.vectors, case.queries + 0.1, "is")
-    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors)
+    model = with_map(plain, step).centre_on(case.vectors)
     model = model.with_activation(case.vectors)
     q = case.queries.astype(np.float64)
     truth = (q + q @ step.T) @ case.vectors.T

@@ -7,7 +7,7 @@ import pytest
 import hubplugin
 from hubplugin_faiss import add, upgrade
 from tests.faiss import cases
-from tests.faiss.cases import best, decoded, draw, filled, stored
+from tests.faiss.cases import L2, best, both, decoded, draw, filled, stored
 
 
 def first_stage(index):
@@ -29,7 +29,7 @@ def lengths(vectors):
     return np.linalg.norm(vectors.astype(np.float64), axis=1)
 
 
-@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
+@both
 def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
     vectors, bank = draw(rng, 600, 80, d=32, at=1.5)
@@ -43,7 +43,7 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     index = upgrade(raw, model, force=True)
     add(index, vectors[500:], model)
     coded, found = decoded(first_stage(index)), stored(first_stage(index))
-    found -= lengths(coded) ** 2 / 2 if metric == faiss.METRIC_L2 else 0
+    found -= lengths(coded) ** 2 / 2 if metric == L2 else 0
     for part in (slice(0, 500), slice(500, 600)):
         columns = [
             model.offsets(vectors[part]),
@@ -66,7 +66,7 @@ def test_a_first_stage_by_l2_finds_vectors_of_unlike_lengths_as_before(kind, rea
     vectors *= rng.uniform(0.7, 1.3, (len(vectors), 1)).astype(np.float32)
     queries = real["test_queries"][:300].astype(np.float32)
     offsets = 0.02 * rng.normal(size=len(vectors))
-    index = filled(kind, vectors, faiss.METRIC_L2)
+    index = filled(kind, vectors, L2)
     scores = queries @ vectors.T - (vectors**2).sum(axis=1) / 2
 
     def recall(index, scores):

@@ -29,7 +29,6 @@ from hubplugin.results import (
 )
 from tests.commands import STORE, typed
 from tests.galleries import flat_index, unit
-from tests.html import Parsed
 
 BANK = ("--bank", "bank.npy")
 
@@ -60,11 +59,11 @@ def test_every_command_that_people_look_at_writes_a_page_of_its_own(here):
     ):
         headline = typed(*words, "--report", "page.html").splitlines()[0]
         text = Path("page.html").read_text()
-        page = Parsed(text)
-        assert all(each.startswith(("#", "data:")) for each in page.references)
+        assert all(each.startswith(("#", "data:")) for each in references_of(text))
         assert not re.search(r"url\(|@import|<i>photo", text)
-        assert {"script", "img"}.isdisjoint(page.tags)
-        assert "svg" in page.tags
+        tags = set(re.findall(r"<(\w+)", text))
+        assert "svg" in tags
+        assert {"script", "img"}.isdisjoint(tags)
         for part in (
             *("hubplugin 0", "<dt>date</dt>", "<dt>command</dt>", "queries"),
             "prefers-color-scheme: dark",
@@ -87,6 +86,10 @@ def test_the_commands_that_are_next_run_as_they_stand(here):
         ]
         commands += [each for each in following if each[0] not in seen]
     assert seen == ["diagnose", "apply", "inspect", "remove"]
+
+
+def references_of(text):
+    return re.findall(r'\b(?:src|href|srcset|data|action)="(.*?)"', text)
 
 
 def side(before, after, low, high):
@@ -176,7 +179,7 @@ def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
     rows = [Row((name, Bar("1", 1.0)), image=name) for name in names]
     page = Page("x", sections=[Section("Hubs", rows, ("", "raw"))])
     shown = written(page, tmp_path / "page.html", images=folder)
-    (picture,) = [each for each in Parsed(shown).references if each.startswith("data:")]
+    (picture,) = [each for each in references_of(shown) if each.startswith("data:")]
     assert len(picture) < 3000
 
 

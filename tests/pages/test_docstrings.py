@@ -5,11 +5,16 @@ import importlib
 import inspect
 import re
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.evaluation.plans import PLANS
+from hubplugin.methods import METHODS
+from hubplugin.rerank import QUERY_METHODS
+from tests.galleries import flat_store, normal
 from tests.pages.blocks import ROOT
 
 FILES = {
@@ -38,42 +43,20 @@ NEED_A_SERVER = {"hubplugin_pgvector/__init__.py": "tests/pgvector/test_queries.
 """Files whose examples need a server, and the tests that run the same with one."""
 
 OTHERS = {
+    *METHODS,
+    *QUERY_METHODS,
+    *PLANS,
     *("CenteringTransform", "IndexIDMap", "LinearTransform", "ParameterSpace"),  # Faiss
     *("downcast_index", "index_cpu_to_gpu", "metric_type", "reconstruct"),
     *("QueryRequest", "model_copy", "points_selector"),  # qdrant-client, pydantic
-    "Model.objects.order_by(...)",  # Django
-    *(
-        "auth_flow",
-        "concurrent.futures.Executor",
-        "select(...).order_by(...)",
-        "wrapt",
-    ),  # httpx, Python, SQLAlchemy
+    *("Model.objects.order_by(...)", "select(...).order_by(...)"),  # Django, SQLAlchemy
+    *("auth_flow", "concurrent.futures.Executor", "with", "wrapt"),  # httpx, Python
     *("from_documents", "from_existing_collection", "to_dict"),  # LangChain, Haystack
-    *(
-        "photos",
-        "photos__hubplugin",
-        "photos__hubplugin_1",
-        "photos__hubplugin_1_model",
-    ),  # tables of an example
+    *("photos", "photos__hubplugin"),  # tables of an example
+    *("photos__hubplugin_1", "photos__hubplugin_1_model"),
     "hub_offset",  # a payload key and a column
-    *(
-        "with",
-        "is",
-        "sn",
-        "dbsn",
-        "dualis",
-        "nnn",
-        "csls",
-        "dn",
-        "dis",
-        "dualdis",
-        "gc",
-        "otn",
-        "l2n",
-        "hn",
-    ),
 }
-"""Names of other libraries, a word of Python, and what users call the methods."""
+"""Names of other libraries, and what users call the methods."""
 
 
 def examples():
@@ -86,10 +69,8 @@ def examples():
                 nodes = list(ast.walk(ast.parse(code)))
             except SyntaxError:
                 continue
-            if any(
-                isinstance(node, (ast.Call, ast.Import, ast.ImportFrom))
-                for node in nodes
-            ):
+            kinds = (ast.Call, ast.Import, ast.ImportFrom)
+            if any(isinstance(node, kinds) for node in nodes):
                 yield pytest.param(path, code, id=f"{path}:{line}")
 
 
@@ -102,7 +83,7 @@ class Given(dict):
         return self.setdefault(name, getattr(self, name)())
 
     def gallery(self):
-        return np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+        return normal(np.random.default_rng(0), 60, 8)
 
     queries = bank = gallery
 
@@ -119,22 +100,14 @@ class Given(dict):
         return hubplugin.fit(self["gallery"], self["bank"], "is")
 
     def store(self):
-        import faiss
-
-        import hubplugin_faiss
-
-        index = faiss.IndexFlatIP(8)
-        index.add(self["gallery"])
-        faiss.write_index(index, "photos.faiss")
-        return hubplugin_faiss.open_store("photos.faiss")
+        return flat_store(Path(), self["gallery"])
 
     def client(self):
         import chromadb
 
         client = chromadb.EphemeralClient()
-        client.get_or_create_collection("photos").upsert(
-            ["a", "b"], embeddings=self["gallery"][:2]
-        )
+        photos = client.get_or_create_collection("photos")
+        photos.upsert(["a", "b"], embeddings=self["gallery"][:2])
         return client
 
 
@@ -143,9 +116,8 @@ def test_an_example_of_a_docstring_runs(path, code, tmp_path, monkeypatch):
     if str(path) in NEED_A_SERVER:
         pytest.skip(f"needs a server: {NEED_A_SERVER[str(path)]}")
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(
-        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-    )
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    module = importlib.import_module(name)
     exec(compile(code, path, "exec"), {**vars(module), "hubplugin": hubplugin}, Given())
 
 

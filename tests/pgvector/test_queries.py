@@ -1,7 +1,6 @@
 """Asking for the corrected ranking: by psycopg, SQLAlchemy and Django, and by the SQL that `explain` prints."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 import hubplugin_pgvector
 from hubplugin import apply, fit, inspect, remove, rollback
 from hubplugin.errors import InputError, StoreError
-from hubplugin.model import QueryMap
 from tests.core.formulas import similarity
+from tests.galleries import normal, with_map
 from tests.pgvector.conftest import BANK, DIM, QUERIES, RNG, VECTORS
 from tests.refusals import refused
 
@@ -133,7 +132,7 @@ def test_a_filtered_search_finds_enough_by_the_index(store, database):
 
 
 def test_offsets_go_with_an_insert_and_a_refresh_finds_nothing_to_mend(store, database):
-    fresh = RNG.normal(size=(3, DIM)).astype(np.float32)
+    fresh = normal(RNG, 3, DIM)
     offsets = hubplugin_pgvector.offsets(store, fresh)
     with psycopg.connect(database.address) as connection:
         for number, (vector, offset) in enumerate(zip(fresh, offsets, strict=True)):
@@ -158,9 +157,9 @@ def test_a_refit_changes_no_sql_of_the_application(store, database):
 def test_a_mapped_query_is_mapped_in_every_form(database):
     database.create()
     store = database.open(metric="cosine")
-    step = 0.3 * RNG.normal(size=(DIM, DIM)).astype(np.float32)
+    step = 0.3 * normal(RNG, DIM, DIM)
     plain = fit(VECTORS, BANK, "is")
-    model = replace(plain, query_map=QueryMap(step, 1.0, 200))
+    model = with_map(plain, step)
     apply(store, model)
     unit = QUERIES[0].astype(np.float64) / np.linalg.norm(QUERIES[0])
     targets = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
@@ -188,7 +187,7 @@ def test_a_search_beside_a_switch_is_of_one_correction(database):
     for scale in (1.0, 1e3):
         plain = fit(VECTORS, BANK, "is", metric="dot")
         step = scale * np.eye(DIM, dtype=np.float32)
-        models.append(replace(plain, query_map=QueryMap(step, 1.0, 200)))
+        models.append(with_map(plain, step))
     apply(database.open(), models[0])
 
     def switch():

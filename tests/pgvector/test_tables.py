@@ -11,6 +11,7 @@ import hubplugin_pgvector.store
 from hubplugin import Bank, apply, inspect, open_store, refresh, remove
 from hubplugin.errors import StoreError
 from tests.core.formulas import similarity
+from tests.galleries import normal
 from tests.pgvector.conftest import BANK, QUERIES, VECTORS
 from tests.refusals import refused
 
@@ -209,7 +210,7 @@ def test_what_can_carry_no_offsets_is_refused_in_one_line(what, database):
     ("kind", "dim", "index"), [("vector", 2000, "halfvec"), ("halfvec", 4000, "none")]
 )
 def test_the_way_out_that_a_refusal_names_is_one(kind, dim, index, database):
-    vectors = np.random.default_rng(1).normal(size=(60, dim)).astype(np.float32)
+    vectors = normal(np.random.default_rng(1), 60, dim)
     database.create(vectors, kind=kind)
     store = database.open(metric="cosine", index=index)
     apply(store, vectors[:20], "is", force=True)

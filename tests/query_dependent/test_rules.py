@@ -6,10 +6,9 @@ import pytest
 from hubplugin import Bank, InputError, fit, load
 from hubplugin.rerank import Reranker, fit_rule
 from tests.core.formulas import offsets, similarity
-from tests.galleries import assert_near
+from tests.galleries import assert_near, each_metric
 from tests.refusals import refused
 
-METRICS = ["cosine", "dot", "euclidean"]
 TAU = 0.05
 TAUS = {"tau_query": TAU, "tau_target": 0.1}
 
@@ -39,7 +38,7 @@ def active_set(bank, targets, metric, k):
     return np.isin(np.arange(len(targets)), nearest)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@each_metric
 @pytest.mark.parametrize("k", [1, 3])
 def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
     bank, targets, queries, _ = sets
@@ -98,7 +97,7 @@ def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets
         assert_near_but_for_a_constant(ours[row], expected[row])
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@each_metric
 def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     bank, targets, queries, _ = sets
     s = similarity(queries, targets, metric)
@@ -110,7 +109,7 @@ def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     assert_near(rescored(rule, queries, targets, metric), expected)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@each_metric
 def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
     bank, targets, queries, _ = sets
     s = similarity(queries, targets, metric)

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 
+from tests.galleries import normal
+
 
 @pytest.fixture
 def queries():
-    return np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    return normal(np.random.default_rng(0), 300, 8)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ import numpy as np, pytest, hubplugin
 lacking = r"needs torch, which is not installed; .*pip install '\.\[fit\]'"
 with pytest.raises(hubplugin.InputError, match=lacking):
     hubplugin.fit(np.eye(4), np.eye(4), compute=hubplugin.Compute("cpu"))
-sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))
+sys.exit(pytest.main(["-rs", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
@@ -46,7 +46,7 @@ def test_who_keeps_a_service_needs_no_torch():
         "looking/test_in_store.py",
     )
     said = run("-c", WITHOUT_TORCH, *(f"tests/{each}" for each in tests))
-    assert "skipped" not in said, "a test asks for a device of torch"
+    assert "asks for a device of torch" not in said
 
 
 def test_an_import_brings_neither_torch_nor_a_command_line():

@@ -8,6 +8,7 @@ from hubplugin import Bank, fit
 from hubplugin.guard import judge
 from hubplugin.validation import FOLDS
 from tests.core import formulas
+from tests.galleries import each_metric
 
 ROWS = np.arange(400)
 
@@ -117,7 +118,7 @@ def test_the_experiment_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     assert judge(targets, Bank(bank, second)).queries == FOLDS * 20
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@each_metric
 def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(
     small, metric
 ):

@@ -13,7 +13,7 @@ from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.registry import open_store
 from hubplugin.validation import Figures, Margins
-from tests.galleries import flat_store, unit
+from tests.galleries import assert_near, flat_store, unit
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(gallery, q
         bank = scale * unit(queries[:800])
         seen = judge(size * unit(gallery), bank, metric=metric).bank
         found.append([value for value in astuple(seen) if value is not None])
-    np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-2)
+    assert_near(found, [found[0]] * len(found), 1e-2)
 
 
 @pytest.mark.parametrize("with_pairs", [True, False])

@@ -6,7 +6,6 @@ in float64.
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
-from hubplugin.model import QueryMap
 from tests.core.formulas import similarity
-from tests.galleries import assert_near
+from tests.galleries import assert_near, normal, with_map
 from tests.keepers import DIM
 from tests.refusals import refused
 
@@ -160,9 +158,8 @@ class Life:
         model = hubplugin.fit(self.seen(), self.bank(), method, metric=self.metric)
         may_map = self.store.maps_queries and self.metric is not Metric.EUCLIDEAN
         if may_map and self.rng.random() < 0.33:
-            step = 0.2 * self.rng.normal(size=(DIM, DIM)).astype(np.float32)
-            model = replace(model, query_map=QueryMap(step, 1.0, 200))
-            model = model.centre_on(self.seen())
+            step = 0.2 * normal(self.rng, DIM, DIM)
+            model = with_map(model, step).centre_on(self.seen())
         return model
 
     def rows(self):

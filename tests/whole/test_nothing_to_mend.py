@@ -8,7 +8,7 @@ import pytest
 import hubplugin
 from hubplugin.jobs.correct import Fit
 from hubplugin.measures.significance import Figure, Side
-from tests.galleries import flat_index, unit
+from tests.galleries import flat_index, normal, unit
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     rng = np.random.default_rng(0)
     path = tmp_path / "sound.faiss"
     store = hubplugin.open_store(flat_index(path, unit(rng.normal(size=(20_000, 4)))))
-    queries = rng.normal(size=(1_000, 4)).astype(np.float32)
+    queries = normal(rng, 1_000, 4)
     queries[:, 0] += 1 / 3
     before = path.read_bytes()
     done = hubplugin.apply(store, queries)

@@ -8,7 +8,7 @@ from hubplugin import Bank, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
 from hubplugin.errors import InputError, StoreError
 from tests.commands import run, typed, unwrapped
-from tests.galleries import collection, flat_store, unit
+from tests.galleries import assert_near, collection, flat_store, unit
 from tests.refusals import refused
 
 COUNT, DIM = 240, 384
@@ -87,7 +87,7 @@ def test_a_correction_learns_from_them(url, vectors):
         (written.query_map.step, model.query_map.step),
         (written.offsets(targets), model.offsets(targets)),
     ):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        assert_near(found, expected)
     refitted = refit(store, queries, learn=read_titles(store))
     assert refitted.versus.objection is None
 
