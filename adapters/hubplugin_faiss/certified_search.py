@@ -10,13 +10,6 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel, refuse_query_map
-from hubplugin.rerank import (
-    DualDynamic,
-    DualSoftmax,
-    Dynamic,
-    GloballyCorrected,
-    Rule,
-)
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import require_offsets
 from hubplugin_faiss.objects import normalises_queries, parts
@@ -58,9 +51,8 @@ class CorrectedSearch:
     Args:
         index: A faiss.Index by inner product or L2, on a CPU or a GPU, whose ids are
             0 ... n - 1.
-        correction: Offsets [n], an `OffsetModel`, or a fitted `hubplugin.rerank.Rule`
-            for the corrections that depend on the query (dis, dualdis, dsl, gc).
-        targets: The gallery [n, d] that a model or a rule needs; by default `vectors`.
+        correction: Offsets [n], or an `OffsetModel`.
+        targets: The gallery [n, d] that a model needs; by default `vectors`.
         vectors: The originals of the entries [n, d]. Candidates are ranked by these
             instead of the index's own scores. LSH needs them: it scores by bits that
             differ, which are no similarities.
@@ -73,7 +65,7 @@ class CorrectedSearch:
     def __init__(
         self,
         index: faiss.Index,
-        correction: OffsetsLike | OffsetModel | Rule,
+        correction: OffsetsLike | OffsetModel,
         *,
         targets: VectorLike | None = None,
         vectors: VectorLike | None = None,
@@ -89,17 +81,15 @@ class CorrectedSearch:
             )
         self._euclidean = metric == faiss.METRIC_L2
         self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
-        self._rule = correction if isinstance(correction, Rule) else None
-        model = correction.fitted if isinstance(correction, Dynamic) else correction
         self._map: OffsetModel | None = None
-        if isinstance(model, OffsetModel) and model.query_map is not None:
-            self._map = model
+        if isinstance(correction, OffsetModel) and correction.query_map is not None:
+            self._map = correction
         self._scores_bits = any(isinstance(p, faiss.IndexLSH) for p in parts(index))
         self._require_ranks(faiss.downcast_index(index))
         if targets is None:
             targets = self._vectors
         self._count = int(index.ntotal)
-        self._kept = self._read(correction, targets)
+        self._offsets = self._read(correction, targets)
         if self._vectors is not None:
             shape = [self._vectors.rows, self._vectors.dim]
             expected = [self._count, index.d]
@@ -123,27 +113,22 @@ class CorrectedSearch:
             )
 
     def _read(
-        self,
-        correction: OffsetsLike | OffsetModel | Rule,
-        targets: VectorLike | None,
+        self, correction: OffsetsLike | OffsetModel, targets: VectorLike | None
     ) -> np.ndarray:
-        """Return what is kept of each target: its offset [n], or the numbers of a rule
-        [n, w]."""
-        if not isinstance(correction, OffsetModel | Rule):
-            offsets = np.array(correction)  # a copy: the caller's may change
-            return require_offsets(offsets, self._count, "the index")
+        """Return the offset of each target: float32 [n]."""
+        if not isinstance(correction, OffsetModel):
+            offsets = require_offsets(correction, self._count, "the index")
+            return offsets.copy()  # the caller's may change
         if targets is None:
             raise InputError(
-                f"{type(correction).__name__} needs to know the gallery: pass targets="
+                "OffsetModel needs to know the gallery: pass targets= or vectors="
             )
         gallery = as_vectors(targets, "targets")
         if gallery.rows != self._count:
             raise InputError(
                 f"{gallery.rows} targets were given, the index holds {self._count}"
             )
-        if isinstance(correction, OffsetModel):
-            return correction.offsets(gallery)
-        return correction.keep(gallery)
+        return correction.offsets(gallery)
 
     def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Search by the corrected ranking.
@@ -248,13 +233,10 @@ class CorrectedSearch:
             order = np.argsort(-similarities, kind="stable")
             similarities = similarities[order]
             rows = rows[order]
-        kept = self._kept[rows]
-        if self._rule is None:
-            scores = similarities + kept
-        else:
-            scores = self._rule.rescore(similarities[None], kept)[0]
+        scores = similarities + self._offsets[rows]
         order = np.argsort(-scores, kind="stable")
-        return scores[order], rows[order], self._upper_bound(last, kept[0])
+        bound = last + float(self._offsets.max())
+        return scores[order], rows[order], bound
 
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the similarities of `query` [d] and the vectors `rows` [b]:
@@ -265,23 +247,3 @@ class CorrectedSearch:
         if self._euclidean:
             return -((vectors - query) ** 2).sum(axis=1) / 2
         return vectors @ query.astype(np.float64)
-
-    def _upper_bound(self, last: float, nearest: np.ndarray) -> float:
-        """Return the largest corrected score of a target whose similarity is at most
-        `last`.
-
-        nearest: What is kept of the raw nearest candidate.
-        """
-        match self._rule:
-            case None:
-                return last + float(self._kept.max())
-            case Dynamic() | DualDynamic():
-                # The raw nearest decides which offsets apply: bound those by the largest.
-                most = nearest.copy()
-                most[::2] = self._kept[:, ::2].max(axis=0)
-                return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
-            case DualSoftmax():
-                return max(last, 0.0)
-            case GloballyCorrected():
-                return last
-        return np.inf

@@ -16,6 +16,8 @@ from hubplugin_faiss.objects import (
     transforms_of,
 )
 
+SQ = faiss.ScalarQuantizer
+
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 """In how many parts, of 8 bits each, PQ codes lie on a GPU."""
 
@@ -52,8 +54,10 @@ def cloneable(index: faiss.Index) -> faiss.Index:
     """Return a copy of `index`, as wide or wider: behind a transform, it has 0 for the
     components that are new."""
     part = faiss.downcast_index(index)
-    fp16 = faiss.ScalarQuantizer.QT_fp16
-    bf16 = faiss.ScalarQuantizer.QT_bf16
+    if isinstance(part, faiss.IndexIVF):
+        quantizer = faiss.downcast_index(part.quantizer)
+        if isinstance(quantizer, faiss.IndexPreTransform):
+            cloneable(quantizer)  # or it is refused
     match part:
         case faiss.IndexPreTransform():
             inner = cloneable(part.index)
@@ -61,17 +65,14 @@ def cloneable(index: faiss.Index) -> faiss.Index:
         case faiss.IndexIDMap():
             return id_map_like(part, cloneable(part.index))
         case faiss.IndexIVFPQ():
-            require_quantizer(part)
             width = width_on_gpu(part)
             if width > part.d:
                 return InvertedListsHandler(part).pad(width)
-        case faiss.IndexIVFScalarQuantizer() if part.sq.qtype != bf16:
-            require_quantizer(part)
-        case faiss.IndexIVFFlat():
-            require_quantizer(part)
-        case faiss.IndexScalarQuantizer() if part.sq.qtype == fp16:
+        case faiss.IndexIVFScalarQuantizer() if part.sq.qtype != SQ.QT_bf16:
             pass
-        case faiss.IndexFlat():
+        case faiss.IndexScalarQuantizer() if part.sq.qtype == SQ.QT_fp16:
+            pass
+        case faiss.IndexIVFFlat() | faiss.IndexFlat():
             pass
         case _:
             raise StoreError(
@@ -79,12 +80,6 @@ def cloneable(index: faiss.Index) -> faiss.Index:
                 "lists what it has there"
             )
     return faiss.clone_index(part)
-
-
-def require_quantizer(part: faiss.IndexIVF) -> None:
-    """Raise StoreError if GPUs have nothing like what a coarse quantizer stands for."""
-    if isinstance(faiss.downcast_index(part.quantizer), faiss.IndexPreTransform):
-        cloneable(part.quantizer)
 
 
 def width_on_gpu(part: faiss.IndexIVFPQ) -> int:

@@ -141,9 +141,9 @@ def is_mapped(index: faiss.Index) -> bool:
 def normalises_queries(index: faiss.Index) -> bool:
     """Return True if `index` brings queries to unit length (L2norm), whereas mapped
     queries have lengths of their own."""
-    for part in parts(index):
-        if isinstance(part, faiss.IndexPreTransform):
-            for transform in transforms_of(part):
-                if isinstance(transform, faiss.NormalizationTransform):
-                    return True
-    return False
+    return any(
+        isinstance(transform, faiss.NormalizationTransform)
+        for part in parts(index)
+        if isinstance(part, faiss.IndexPreTransform)
+        for transform in transforms_of(part)
+    )

@@ -419,9 +419,6 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = self._seen
         return self.read_batches()
 
-    def __repr__(self) -> str:
-        return f"<FaissStore: {self.url}, {self.index.ntotal:,} x {self.dim}, {self.metric.value}>"
-
     def how_to_search(self) -> tuple[str, str]:
         path = self.url.removeprefix("faiss:")
         return f"index = faiss.read_index({path!r})", "it maps each query"

@@ -1,4 +1,4 @@
-"""A PostgreSQL database by one connection, which is opened when it is first needed; each error is one line."""
+"""A PostgreSQL database, connected to when it is first needed; each error is one line."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
 """What libpq refuses, and repeats."""
 
 
-def parse_url(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """The part of `url` that is libpq's, `url` without its secrets, and those of its options that are `OPTIONS`.
+def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
+    """Return the URL for libpq, `url` without its secrets, and those of its options
+    that are `OPTIONS`.
 
-    Raises StoreError for a URL that a password may have cut in two, without repeating any of it."""
+    Raises StoreError for a URL that a password may have cut in two, without repeating
+    any of it.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:
         raise StoreError(UNREADABLE) from None
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    if "@" in parts.path + parts.fragment + "".join(
-        name for name, _ in options
-    ) or NO_BYTE.search(parts.netloc):
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    behind_host = parts.path + parts.fragment + "".join(options)
+    if "@" in behind_host or NO_BYTE.search(parts.netloc):
         raise StoreError(UNREADABLE)
-    for_libpq = urlencode(
-        [option for option in options if option[0] not in OPTIONS], quote_via=quote
-    )
     user = parts.netloc.rpartition("@")[0].partition(":")[0]
     if "%3a" in user.lower():  # a server would repeat it as a name
         raise StoreError(
-            "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ with a plain one"
+            "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ "
+            "with a plain one"
         )
-    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
-    return (
-        f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
-        without_secrets(url),
-        {name: value for name, value in options if name in OPTIONS},
-    )
+    ours = {name: options.pop(name) for name in OPTIONS if name in options}
+    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a
+    # local server is named.
+    place = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    for_libpq = f"{place}?{urlencode(options, quote_via=quote)}"
+    return for_libpq, without_secrets(url), ours
 
 
 class Passing(StoreError):
@@ -86,8 +86,11 @@ Result = TypeVar("Result")
 
 
 def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """`method`, whose transactions do all or nothing, tried again after a deadlock: with another run, or with what the
-    server still does for a run that was killed."""
+    """Return `method`, whose transactions do all or nothing, tried again after deadlocks.
+
+    They happen with another run, or with what the server still does for a run that was
+    killed.
+    """
 
     @functools.wraps(method)
     def run(*args: Args.args, **kwargs: Args.kwargs) -> Result:
@@ -102,16 +105,21 @@ def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 class Database:
-    """The database at `conninfo`. Each statement is a transaction of its own; errors name `url`."""
+    """The database at `conninfo`, by one connection.
+
+    Each statement is a transaction of its own. Errors name `url`, and the `task` that a
+    statement was for.
+    """
 
     def __init__(self, conninfo: str, url: str):
-        self._conninfo, self.url = conninfo, url
+        self._conninfo = conninfo
+        self.url = url
         self._connection: psycopg.Connection[Any] | None = None
 
     def rows(
         self, query: str, parameters: Parameters = (), task: str = "reading"
     ) -> list[Any]:
-        """The rows that `query` gives with `parameters`, each a tuple. An error says what `task` it was for."""
+        """Return the rows that `query` gives with `parameters`, each a tuple."""
         with self.transaction(task):
             cursor = self._connect().cursor(binary=True)
             return cursor.execute(cast(Any, query), parameters).fetchall()
@@ -119,19 +127,16 @@ class Database:
     def run(
         self, statement: str, parameters: Parameters = (), task: str = "writing"
     ) -> None:
-        """Runs a `statement` that gives no rows, with `parameters`. An error says what `task` it was for."""
+        """Run a `statement` that gives no rows, with `parameters`."""
         with self.transaction(task):
             self._connect().execute(cast(Any, statement), parameters)
 
     def run_alone(self, statement: str, task: str) -> None:
-        """Run a statement that no transaction can hold, such as CREATE INDEX CONCURRENTLY.
+        """Run a `statement` that no transaction can hold, such as CREATE INDEX
+        CONCURRENTLY.
 
-        It waits for older transactions as long as `WAIT` says. The session is given
-        back as it was.
-
-        Args:
-            statement: SQL without parameters.
-            task: what an error calls it.
+        It has no parameters. It waits for older transactions as long as `WAIT` says,
+        and gives the session back as it was.
         """
         with self._translate_errors(task):
             connection = self._connect()
@@ -144,23 +149,20 @@ class Database:
 
     @contextmanager
     def transaction(
-        self, task: str = "writing", *, wait: float | None = None
+        self, task: str = "writing", *, wait: float = WAIT
     ) -> Iterator[None]:
-        """All or nothing; within another transaction, a part of it.
+        """Do all or nothing; within another transaction, be a part of it.
 
-        Args:
-            task: What an error calls it.
-            wait: The most seconds to wait for a lock, by default `WAIT`. Nothing is set for longer than the
-                transaction, since a pooler gives the session to others.
+        wait: The most seconds to wait for a lock. Nothing is set for longer than the
+            transaction, since a pooler gives the session to others.
         """
         with self._translate_errors(task):
             connection = self._connect()
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 yield
                 return
-            limit = WAIT if wait is None else wait
             with connection.transaction():
-                connection.execute(LIMIT_WAIT, (f"{limit}s", True))
+                connection.execute(LIMIT_WAIT, (f"{wait}s", True))
                 yield
 
     @contextmanager
@@ -191,13 +193,15 @@ class Database:
 
 
 def quote_name(*parts: str) -> str:
-    """A name as it stands in a statement, in which a % is doubled, as psycopg and Django read statements with
-    parameters."""
+    """Return a name as it stands in a statement.
+
+    Each % is doubled, as psycopg and Django read statements with parameters.
+    """
     return sql.Identifier(*parts).as_string(None).replace("%", "%%")
 
 
 def truncate(name: str, most: int) -> str:
-    """At most `most` bytes of `name`; PostgreSQL cuts names behind 63."""
+    """Return at most `most` bytes of `name`: PostgreSQL cuts names behind 63."""
     return name.encode()[:most].decode(errors="ignore")
 
 
@@ -221,15 +225,13 @@ STOPPED = ("57P01", "57P02", "57P03")
 def as_store_error(error: psycopg.Error, context: str) -> StoreError:
     """Return a StoreError of one line: `context`, what went wrong, what to do."""
     code = error.sqlstate or ""
-    is_of_connection = isinstance(error, psycopg.OperationalError) and not code
-    is_lost = is_of_connection or code in STOPPED
+    is_lost = code in STOPPED
+    if not code:
+        is_lost = isinstance(error, psycopg.OperationalError)
     line = f"{context}: {error.diag.message_primary or as_line(error)}"
     if error.diag.message_detail:
         line += f" ({as_line(error.diag.message_detail)})"
-    advice = LOST if is_lost else ""
-    for kind, text in ADVICE.items():
-        if isinstance(error, kind):
-            advice = text
+    advice = LOST if is_lost else ADVICE.get(type(error))
     if advice:
         line += f"; {advice}"
     if isinstance(error, errors.DeadlockDetected):

@@ -18,6 +18,7 @@ from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name, tr
 from hubplugin_pgvector.requests import scale_of
 from hubplugin_pgvector.schema import OFFSET, VectorTable, index_name
 
+RENAME = "RENAME COLUMN {} TO {}"
 MADE_BY = "made by hubplugin; it goes with the last correction"
 CREATE_SCHEMA = f"CREATE SCHEMA hubplugin; COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'"
 CREATE_TABLE = """
@@ -25,11 +26,13 @@ CREATE TABLE hubplugin.corrections (
     target text, vector text, number int, content bytea NOT NULL,
     PRIMARY KEY (target, vector, number))
 """
+HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = 'hubplugin'"
 EXISTS = """
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
     WHERE nspname = 'hubplugin' AND relname = 'corrections'
 """
 OURS = "target = %(target)s AND vector = %(vector)s"
+ONE = f"{OURS} AND number = %(number)s"
 MANIFEST = 0
 """The number of its document."""
 MEND = "drop the schema hubplugin and the columns hub_offset... of the table, and apply again"
@@ -82,7 +85,10 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return bool(self.database.rows(EXISTS))
 
     def lock(self, mode: str) -> None:
-        """Wait until no other run writes or changes this correction, FOR SHARE or FOR UPDATE."""
+        """Wait until no other run writes or changes this correction.
+
+        mode: FOR SHARE or FOR UPDATE.
+        """
         query = f"SELECT FROM hubplugin.corrections WHERE {OURS} {mode}"
         self.database.rows(query, self._names())
 
@@ -97,7 +103,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._write(MANIFEST, manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
-        """Delete the table of documents, too, and the schema, where nothing is left in it."""
+        """Delete the manifest; and the table and its schema, if nothing else is left."""
         if not self.has_documents():
             return
         self._delete(MANIFEST)
@@ -116,7 +122,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._alter("ADD COLUMN {} real", version.column)
 
     def make_room(self, version: ColumnVersion) -> None:
-        """`write_model` has added the column, in the same transaction."""
+        """Do nothing: `write_model` has added the column, in the same transaction."""
 
     def delete_model(self, version: ColumnVersion) -> None:
         self._delete(version.number)
@@ -170,10 +176,10 @@ class DocumentStore(ManifestStore[ColumnVersion]):
             previous = manifest.active.get("")
             if previous is None or previous.number != version.number:
                 if previous is not None:
-                    self._rename(previous.column, previous.numbered)
+                    self._alter(RENAME, previous.column, previous.numbered)
                     aside = {"": previous.replace(column=previous.numbered)}
                     self.write_manifest(manifest.replace(active=aside))
-                self._rename(version.column, version.base)
+                self._alter(RENAME, version.column, version.base)
             super().switch(version.replace(column=version.base))
             self.clear()
 
@@ -186,16 +192,15 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         with self.database.transaction():
             if not self.has_documents():
                 return None
-            query = f"SELECT content FROM hubplugin.corrections WHERE {OURS} AND number = %(number)s"
+            query = f"SELECT content FROM hubplugin.corrections WHERE {ONE}"
             rows = self.database.rows(query, self._names(number=number))
-            return bytes(rows[0][0]) if rows else None
+        return bytes(rows[0][0]) if rows else None
 
     def _write(self, number: int, content: bytes) -> None:
-        task = "making a table for the model"
         if not self.has_documents():
-            if not self.database.rows(
-                "SELECT FROM pg_namespace WHERE nspname = 'hubplugin'"
-            ):
+            task = "making a table for the model"
+            # Not IF NOT EXISTS: that asks for the right to create it all the same.
+            if not self.database.rows(HAS_SCHEMA):
                 self.database.run(CREATE_SCHEMA, task=task)
             self.database.run(CREATE_TABLE, task=task)
         self.database.run(
@@ -206,13 +211,8 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         )
 
     def _delete(self, number: int) -> None:
-        statement = (
-            f"DELETE FROM hubplugin.corrections WHERE {OURS} AND number = %(number)s"
-        )
+        statement = f"DELETE FROM hubplugin.corrections WHERE {ONE}"
         self.database.run(statement, self._names(number=number))
-
-    def _rename(self, column: str, name: str) -> None:
-        self._alter("RENAME COLUMN {} TO {}", column, name)
 
     def _alter(self, change: str, *names: str) -> None:
         change = change.format(*map(quote_name, names))

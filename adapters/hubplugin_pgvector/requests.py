@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 
+OPERATORS = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
+
+
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     """Return the scale of the extra dimension for the offsets of `model`, a power of two.
 
@@ -62,10 +65,8 @@ class RawOrder:
 
     def distance(self) -> str:
         """Return the expression of an ORDER BY. The query is its one parameter."""
-        operator = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}[
-            self.table.metric
-        ]
-        return f"{self.column(self.table.vector)} {operator} {self.placeholder}"
+        column = self.column(self.table.vector)
+        return f"{column} {OPERATORS[self.table.metric]} {self.placeholder}"
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
         """Return the parameters of `distance` for `queries` [m, d]."""
@@ -101,16 +102,20 @@ class ExactOrder(RawOrder):
     offsets: str = ""
 
     def distance(self) -> str:
-        vector, query = self.column(self.table.vector), self.placeholder
         if self.table.metric is Metric.EUCLIDEAN:
-            return f"({vector} <-> {query}) ^ 2 / 2 - {self.offset}"
-        unit = (
-            f"l2_normalize({vector})" if self.table.metric is Metric.COSINE else vector
-        )
-        return f"({unit} <#> {query}) - {self.offset}"
+            return f"({self.unit} <-> {self.placeholder}) ^ 2 / 2 - {self.offset}"
+        return f"({self.unit} <#> {self.placeholder}) - {self.offset}"
 
     def score(self, distance: float) -> float:
         return -distance
+
+    @property
+    def unit(self) -> str:
+        """The vector in SQL, at unit length for cosine."""
+        column = self.column(self.table.vector)
+        if self.table.metric is Metric.COSINE:
+            return f"l2_normalize({column})"
+        return column
 
     @property
     def offset(self) -> str:
@@ -139,14 +144,14 @@ class IndexedOrder(ExactOrder):
     @property
     def expression(self) -> str:
         """The vector of d + 1 components that the index is built over, in SQL."""
-        offset, vector = self.offset, self.column(self.table.vector)
+        offset = self.offset
         if self.table.metric is Metric.EUCLIDEAN:
             offset = f"sqrt(2 * greatest({self.scale} - {offset}, 0))"
         elif self.scale != 1:
             offset = f"{offset} / {self.scale}"
-        if self.table.metric is Metric.COSINE:
-            vector = f"l2_normalize({vector})"
-        return f"({vector} || ARRAY[{offset}]::real[]::{self.table.type})::{self._type}"
+        return (
+            f"({self.unit} || ARRAY[{offset}]::real[]::{self.table.type})::{self._type}"
+        )
 
     @property
     def index(self) -> str:

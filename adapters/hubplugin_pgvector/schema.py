@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, cast
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
@@ -57,8 +56,6 @@ SELECT CASE WHEN row_security_active(%(oid)s::oid) THEN 'row security ('
 """
 """What may hide rows from the role."""
 
-IndexKind = Literal["vector", "halfvec", "none"]
-
 
 @dataclass(frozen=True)
 class Key:
@@ -87,7 +84,8 @@ class VectorTable:
     """A vector column of a table.
 
     oid: what PostgreSQL calls the table. vector: the column, of `dim` components and of
-    a `type` of pgvector. index: the type of the index that corrected searches use.
+    a `type` of pgvector. index: the type of the index that corrected searches use,
+    "vector" or "halfvec"; "none" if they use none.
     options: those of the HNSW index that the user has on the column.
     """
 
@@ -99,7 +97,7 @@ class VectorTable:
     dim: int
     metric: Metric
     key: Key
-    index: IndexKind
+    index: str
     options: str
 
     @property
@@ -124,47 +122,35 @@ def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
 
 
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
-    """Reads which column a URL names.
+    """Read which column a URL names.
 
     Args:
-        database: the database of the URL.
-        options: those of the URL: `table` and, where it is not plain, `vector`, `key`, `metric` and `index`. Names are
-            written as in SQL.
+        database: The database of the URL.
+        options: Those of the URL: `table` and, where it is not plain, `vector`, `key`,
+            `metric` and `index`. Names are written as in SQL.
 
     Raises:
-        StoreError: a name stands for nothing, or the column cannot carry offsets.
+        StoreError: A name stands for nothing, or the column cannot carry offsets.
     """
-    url, table = database.url, options.get("table")
-    if not table:
-        raise StoreError(
-            f"{url}: names no table: postgresql://user@host/db?table=photos&vector=embedding&key=id"
-        )
-    rows = database.rows(TABLE, (table,))
-    if not rows:
-        raise StoreError(
-            f'{url}: there is no table {table}; names are as in SQL: Photos is photos, "Photos" is not'
-        )
-    oid, schema, name, kind, is_part = rows[0]
-    if kind != "r" or is_part:
-        raise StoreError(
-            f"{url}: {table} is a view or the like, partitioned, a partition, or one of a "
-            "family by inheritance; offsets need one whole table: name the one that has "
-            "the vectors, or copy them into one"
-        )
+    url = database.url
+    oid, schema, name = _find_table(database, options.get("table"))
     columns = read_columns(database, oid)
     vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]
     vector = _choose_vector(url, options, sorted(vectors))
     sql_type, dim = columns[vector]
     if dim < 1:
         column = quote_name(vector)
+        identifier = quote_name(schema, name)
         held = database.rows(
-            f"SELECT DISTINCT vector_dims({column}) FROM (SELECT {column}"
-            f" FROM {quote_name(schema, name)} LIMIT {LOOKED_AT}) AS looked_at"
+            f"SELECT DISTINCT vector_dims({column})::text FROM (SELECT {column}"
+            f" FROM {identifier} WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS seen"
+            " ORDER BY 1"
         )
-        dims = sorted(str(row[0]) for row in held if row[0] is not None)
+        dims = " and ".join(row[0] for row in held)
         raise StoreError(
             f"{url}: {vector} has no fixed dimension; it holds vectors of "
-            f"{' and '.join(dims) or 'none'}: ALTER TABLE {table} ALTER {vector} TYPE {sql_type}(N)"
+            f"{dims or 'none'}: ALTER TABLE {options['table']} ALTER {vector} TYPE "
+            f"{sql_type}(N)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
     return VectorTable(
@@ -181,40 +167,68 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
     )
 
 
+def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
+    """Return the oid of `table`, its schema and its name.
+
+    Raises StoreError if there is none, or it cannot carry offsets.
+    """
+    url = database.url
+    if not table:
+        raise StoreError(
+            f"{url}: names no table: postgresql://user@host/db?table=photos"
+            "&vector=embedding&key=id"
+        )
+    rows = database.rows(TABLE, (table,))
+    if not rows:
+        raise StoreError(
+            f"{url}: there is no table {table}; names are as in SQL: Photos is photos, "
+            '"Photos" is not'
+        )
+    oid, schema, name, kind, is_part = rows[0]
+    if kind != "r" or is_part:
+        raise StoreError(
+            f"{url}: {table} is a view or the like, partitioned, a partition, or one of a "
+            "family by inheritance; offsets need one whole table: name the one that has "
+            "the vectors, or copy them into one"
+        )
+    return oid, schema, name
+
+
 def _parse_name(name: str) -> str:
-    """A column name as SQL reads it: in lower case, or as it stands within double quotes."""
-    return (
-        name[1:-1].replace('""', '"')
-        if len(name) > 1 and name[0] == name[-1] == '"'
-        else name.lower()
-    )
+    """Return a column name as SQL reads it: in lower case, or as it stands within double
+    quotes."""
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        return name[1:-1].replace('""', '"')
+    return name.lower()
 
 
 def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -> str:
-    """The column that is meant, of those whose `names` are given."""
-    if "vector" not in options:
-        if len(names) == 1:
-            return names[0]
+    """Return the column that is meant, of those whose `names` are given."""
+    if "vector" in options:
+        name = _parse_name(options["vector"])
+        if name in names:
+            return name
         raise StoreError(
-            f"{url}: {len(names)} columns are vectors, name one: vector={'|'.join(names) or '...'}"
+            f"{url}: no column {name} of type vector or halfvec; there are "
+            f"{', '.join(names) or 'none'}"
         )
-    name = _parse_name(options["vector"])
-    if name not in names:
-        raise StoreError(
-            f"{url}: no column {name} of type vector or halfvec; there are {', '.join(names) or 'none'}"
-        )
-    return name
+    if len(names) == 1:
+        return names[0]
+    raise StoreError(
+        f"{url}: {len(names)} columns are vectors, name one: "
+        f"vector={'|'.join(names) or '...'}"
+    )
 
 
 def _read_metric(
     database: Database, options: Mapping[str, str], oid: int, vector: str
 ) -> tuple[Metric, str]:
-    """The metric that the URL names, or that of the indexes on the column; and the options of the HNSW index on it."""
-    by_metric = {  # hnsw comes last, and its options are taken
-        METRICS[name]: (index_options or "") if method == "hnsw" else ""
-        for name, index_options, method in database.rows(INDEXES, (oid, vector))
-        if name in METRICS
-    }
+    """Return the metric that the URL names, or that of the indexes on the column; and
+    the options of the HNSW index for it."""
+    by_metric = {}
+    for name, index_options, method in database.rows(INDEXES, (oid, vector)):
+        if name in METRICS:  # hnsw comes last, and its options are taken
+            by_metric[METRICS[name]] = (method == "hnsw" and index_options) or ""
     if "metric" in options:
         try:
             metric = Metric.parse(options["metric"])
@@ -222,21 +236,23 @@ def _read_metric(
             raise StoreError(f"{database.url}: {error}") from None
         return metric, by_metric.get(metric, "")
     if len(by_metric) == 1:
-        return next(iter(by_metric.items()))
-    lack = "indexes of several metrics say" if by_metric else "no index says"
+        return by_metric.popitem()
+    lack = "no index says"
+    if by_metric:
+        lack = "indexes of several metrics say"
     raise StoreError(
-        f"{database.url}: {lack} how {vector} is compared; add metric=cosine, dot or euclidean"
+        f"{database.url}: {lack} how {vector} is compared; add metric=cosine, dot or "
+        "euclidean"
     )
 
 
-def _choose_index(
-    url: str, options: Mapping[str, str], sql_type: str, dim: int
-) -> IndexKind:
+def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int) -> str:
+    """Return the type of the index: that of the column, or what the URL names."""
     index = options.get("index", sql_type)
     if index not in (*MOST_DIMENSIONS, "none"):
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
     if index == "none" or dim < MOST_DIMENSIONS[index]:
-        return cast(IndexKind, index)
+        return index
     most = MOST_DIMENSIONS[index]
     way_out = "index=none, and re-rank"
     if dim < MOST_DIMENSIONS["halfvec"]:
@@ -291,14 +307,14 @@ def build_index(
         f"DROP INDEX CONCURRENTLY IF EXISTS {index}",
         "dropping an index that was cut off",
     )
-    options = f" WITH ({table.options})" if table.options else ""
-    definition = (
-        f"{quote_name(name)} ON {table.identifier} USING hnsw {expression}{options}"
+    statement = (
+        f"CREATE INDEX CONCURRENTLY {quote_name(name)} ON {table.identifier} "
+        f"USING hnsw {expression}"
     )
+    if table.options:
+        statement += f" WITH ({table.options})"
     try:
-        database.run_alone(
-            f"CREATE INDEX CONCURRENTLY {definition}", "building the index"
-        )
+        database.run_alone(statement, "building the index")
     except StoreError:
         # Every write goes into what is left, and no search uses it. If dropping it has
         # to wait, the next run does it.

@@ -7,7 +7,6 @@ none.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -130,17 +129,13 @@ def first_bits(codes: np.ndarray, count: int) -> np.ndarray:
     return np.unpackbits(codes, axis=1, count=count, bitorder="little")
 
 
-class Codec(ABC):
-    """A quantiser of Faiss: writes vectors [n, d] as codes of `bits` bits, and reads
-    such codes.
+class Codec:
+    """Writes vectors [n, d] as codes of `bits` bits, and reads such codes.
 
-    Training has filled its `tables` [d / part, numbers]: one table for each group of
-    `part` components.
+    Components are float32, unless a subclass quantises them. Training has filled its
+    `tables` [d / part, numbers]: one table for each group of `part` components.
     """
 
-    d: int
-    bits: int
-    tables: np.ndarray
     part = 1
 
     lossy = False
@@ -155,30 +150,36 @@ class Codec(ABC):
     step = 0.0
     """The distance between extra components of centroids; 0 for no restriction."""
 
-    quantizer: Any = None
+    def __init__(self, d: int):
+        self.bits = 32 * d
+        self.tables = np.empty((d, 0))
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
         """Return the codes of `vectors` [n, d]: uint8 [n, bytes]."""
-        return self.quantizer.compute_codes(vectors)
+        return np.ascontiguousarray(vectors, np.float32).view(np.uint8)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Return the vectors that `codes` [n, bytes] stand for: float32 [n, d]."""
-        return self.quantizer.decode(np.ascontiguousarray(codes))
+        return np.ascontiguousarray(codes).view(np.float32)
 
-    @abstractmethod
+    def arguments(self, d: int) -> list[int]:
+        """Return what says how an index of `d` components is coded, to its class."""
+        return []
+
     def with_tables(self, tables: np.ndarray) -> Codec:
         """Return a codec of this kind with other `tables`, and as many components as
         these cover."""
+        return Codec(len(tables))
 
-    @abstractmethod
     def install(self, index: faiss.Index) -> None:
-        """Make this the codec of `index`."""
+        """Make this the codec of `index`. An index of floats has none."""
 
-    @abstractmethod
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
         """Return the coder of extra dimensions with room for the offsets of a spec.
+
+        One extra dimension of float32 holds an offset without loss.
 
         Args:
             spec: Says which offsets must find room.
@@ -186,6 +187,8 @@ class Codec(ABC):
             bases: The offsets [k] of the centroids of these entries; None if codes hold
                 no differences from centroids.
         """
+        extra = spec.extra_dimensions([spec.first_component()], 1)
+        return OffsetCoder(extra, Codec(1), self.bits)
 
 
 def codec_of(index: faiss.Index) -> Codec:
@@ -197,37 +200,25 @@ def codec_of(index: faiss.Index) -> Codec:
         return ScalarCodec(index.sq)
     if hasattr(index, "pq"):
         return ProductCodec(index.pq)
-    return FloatCodec(index.d)
+    return Codec(index.d)
 
 
-class FloatCodec(Codec):
-    """Components as float32: one extra dimension is exact."""
+class QuantisingCodec(Codec):
+    """Codes that a quantiser of Faiss writes and reads."""
 
-    def __init__(self, d: int):
-        self.d = d
-        self.bits = 32 * d
-        self.tables = np.empty((d, 0))
+    def __init__(self, quantizer: Any, bits: int, tables: np.ndarray):
+        self.quantizer = quantizer
+        self.bits = bits
+        self.tables = tables
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(vectors, np.float32).view(np.uint8)
+        return self.quantizer.compute_codes(vectors)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(codes).view(np.float32)
-
-    def with_tables(self, tables: np.ndarray) -> FloatCodec:
-        return FloatCodec(len(tables))
-
-    def install(self, index: faiss.Index) -> None:
-        """Do nothing: an index of floats has no quantiser."""
-
-    def design(
-        self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
-    ) -> OffsetCoder:
-        extra = spec.extra_dimensions([spec.first_component()], 1)
-        return OffsetCoder(extra, FloatCodec(1), self.bits)
+        return self.quantizer.decode(np.ascontiguousarray(codes))
 
 
-class ScalarCodec(Codec):
+class ScalarCodec(QuantisingCodec):
     """A scalar quantiser: one number a component.
 
     Faiss is many times slower if d is no multiple of 16, so extra dimensions pad d up
@@ -255,12 +246,10 @@ class ScalarCodec(Codec):
                 "build the index with SQ8, or leave it as it is and search with "
                 "hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
-        self.quantizer = quantizer
-        self.d = quantizer.d
-        self.bits = quantizer.bits * self.d
+        d = quantizer.d
         # The smallest value and the range of each component; nothing for floats.
-        trained = faiss.vector_to_array(quantizer.trained)
-        self.tables = trained.reshape(-1, self.d).T
+        trained = faiss.vector_to_array(quantizer.trained).reshape(-1, d)
+        super().__init__(quantizer, quantizer.bits * d, trained.T)
         self.lossy = kind in self.LEVELS
         self.carriers = range(2)  # two of 6 bits or more: an offset gets at least 12
         if kind == faiss.ScalarQuantizer.QT_4bit:
@@ -271,6 +260,9 @@ class ScalarCodec(Codec):
             self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
         elif kind == faiss.ScalarQuantizer.QT_fp16:
             self.limits = (-LARGEST, LARGEST)
+
+    def arguments(self, d: int) -> list[int]:
+        return [self.quantizer.qtype]
 
     def with_tables(self, tables: np.ndarray) -> ScalarCodec:
         quantizer = faiss.ScalarQuantizer(len(tables), self.quantizer.qtype)
@@ -287,7 +279,7 @@ class ScalarCodec(Codec):
     ) -> OffsetCoder:
         # One dimension or more is padding, whose last one holds the fingerprint bits.
         used = len(self.carriers)
-        width = used + 1 + -(self.d + used + 1) % 16
+        width = used + 1 + -(self.quantizer.d + used + 1) % 16
         state = np.array([spec.low, spec.high]).tobytes()
         if bases is not None:
             state += bases.tobytes()
@@ -369,7 +361,7 @@ def shorten(value: float) -> float:
     return float(np.copysign(np.ldexp(held, exponent), value))
 
 
-class ProductCodec(Codec):
+class ProductCodec(QuantisingCodec):
     """A product quantiser: one code for each part of the components.
 
     An offset takes one more part, whose codebook is trained on the offsets. With fewer
@@ -379,13 +371,14 @@ class ProductCodec(Codec):
     lossy = True
 
     def __init__(self, quantizer: faiss.ProductQuantizer):
-        self.quantizer = quantizer
-        self.d = quantizer.d
-        self.bits = quantizer.M * quantizer.nbits
+        parts = quantizer.M
+        codebooks = faiss.vector_to_array(quantizer.centroids).reshape(parts, -1)
+        super().__init__(quantizer, parts * quantizer.nbits, codebooks)
         self.part = quantizer.dsub
-        self.carriers = range(0, self.d, self.part)
-        codebooks = faiss.vector_to_array(quantizer.centroids)
-        self.tables = codebooks.reshape(quantizer.M, -1)
+        self.carriers = range(0, quantizer.d, self.part)
+
+    def arguments(self, d: int) -> list[int]:
+        return [d // self.part, self.quantizer.nbits]
 
     def with_tables(self, tables: np.ndarray) -> ProductCodec:
         d = len(tables) * self.part

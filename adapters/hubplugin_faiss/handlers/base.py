@@ -77,20 +77,18 @@ class IndexHandler:
     def check(self) -> None:
         """Raise StoreError if this index, as it stands, cannot be upgraded."""
         metric = self.index.metric_type
+        fault = ""
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
-            raise StoreError(
-                f"{name_of(self.index)} has metric {metric}, neither inner product nor "
-                "L2; an offset cannot become one more dimension of it"
+            fault = (
+                f"has metric {metric}, neither inner product nor L2; an offset cannot "
+                "become one more dimension of it"
             )
-        if not self.index.is_trained:
-            raise StoreError(
-                f"{name_of(self.index)} is not trained; train it and add vectors, then "
-                "upgrade it"
-            )
-        if not self.count:
-            raise StoreError(
-                f"{name_of(self.index)} is empty; add vectors, then upgrade it"
-            )
+        elif not self.index.is_trained:
+            fault = "is not trained; train it and add vectors, then upgrade it"
+        elif not self.count:
+            fault = "is empty; add vectors, then upgrade it"
+        if fault:
+            raise StoreError(f"{name_of(self.index)} {fault}")
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         """Return a new index of the same d with `offsets` [n] in it, made for

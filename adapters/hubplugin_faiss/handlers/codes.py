@@ -54,19 +54,28 @@ class BaseIndexHandler(IndexHandler):
         self.sizes = self.lists.sizes()
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.list_nos = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        self._rows_in_hand = np.empty(0, np.int64)
+        self._codes_in_hand = self.lists.read(0, 0, 0)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([self.lists.ids(n) for n in range(len(self.sizes))])
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
-        found = []
-        for list_no, part in parts_by_list(self.list_nos[rows]):
-            places = rows[part] - self.starts[list_no]
-            first = int(places[0])
-            codes = self.lists.read(list_no, first, int(places[-1]) + 1)
-            found.append(codes[places - first])
-        return np.concatenate(found)
+        """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes].
+
+        Those of the last block stay in hand: a small index is one block, which each
+        step of an upgrade reads.
+        """
+        if not np.array_equal(rows, self._rows_in_hand):
+            found = []
+            for list_no, part in parts_by_list(self.list_nos[rows]):
+                places = rows[part] - self.starts[list_no]
+                first = int(places[0])
+                codes = self.lists.read(list_no, first, int(places[-1]) + 1)
+                found.append(codes[places - first])
+            self._rows_in_hand = rows
+            self._codes_in_hand = np.concatenate(found)
+        return self._codes_in_hand
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         """Return the centroids [b, d + w] from which codes in the lists `list_nos` [b]
@@ -109,9 +118,6 @@ class BaseIndexHandler(IndexHandler):
         bases = centres if self.residual else np.zeros_like(centres)
         coder.require_holds(offsets[rows], bases[list_nos], self.index)
         width = len(coder.extra.query)
-        new = self.empty(self.d + width, centres)
-        tables = np.concatenate([self.codec.tables, coder.codec.tables])
-        self.codec.with_tables(tables).install(new)
 
         def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
             about = bases[self.list_nos[rows]]
@@ -122,7 +128,9 @@ class BaseIndexHandler(IndexHandler):
         centring = faiss.CenteringTransform(self.d + width)
         set_floats(centring.mean, np.pad(-coder.extra.query, (self.d, 0)))
         centring.is_trained = True
-        return pretransform([*transforms, remap, centring], self.fill(new, recode))
+        tables = np.concatenate([self.codec.tables, coder.codec.tables])
+        new = self.rebuild(tables, centres, recode)
+        return pretransform([*transforms, remap, centring], new)
 
     def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
         """Return the offset of each centroid, which ranks its list: float32 [lists].
@@ -135,21 +143,22 @@ class BaseIndexHandler(IndexHandler):
         return np.zeros(1, np.float32)
 
     def downgrade(self) -> faiss.Index:
-        new = self.empty(self.d, None)
         tables = self.codec.tables[: self.d // self.codec.part]
-        self.codec.with_tables(tables).install(new)
-        return self.fill(new, lambda codes, rows: self.coder.head(codes))
+        return self.rebuild(tables, None, lambda codes, rows: self.coder.head(codes))
 
-    def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
-        """Return an index like this, of `d` components, with room for no codes yet.
+    def rebuild(
+        self, tables: np.ndarray, centres: np.ndarray | None, recode: Recoding
+    ) -> faiss.Index:
+        """Return an index like this with all entries, their codes changed by `recode`.
 
-        centres: The extra components [lists, w] of its centroids; None for a raw index.
+        Args:
+            tables: Those of its codec, for all of its components.
+            centres: The extra components [lists, w] of its centroids; None for a raw
+                index.
+            recode: Changes the codes.
         """
-        raise NotImplementedError
-
-    def fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
-        """Put all entries into the empty index `new`, their codes changed by
-        `recode`."""
+        new = self.empty(len(tables) * self.codec.part, centres)
+        self.codec.with_tables(tables).install(new)
         lists = self.lists_in(new)
         for list_no, size in enumerate(self.sizes.tolist()):
             # Resize once: a list that grows step by step reserves spare memory.
@@ -161,6 +170,13 @@ class BaseIndexHandler(IndexHandler):
                 place = int(rows[part.start] - self.starts[list_no])
                 lists.write(list_no, place, codes[part])
         return new
+
+    def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
+        """Return an index like this, of `d` components and without codes.
+
+        centres: As in `rebuild`.
+        """
+        raise NotImplementedError
 
     @cached_property
     def coder(self) -> OffsetCoder:
@@ -192,11 +208,7 @@ class BaseIndexHandler(IndexHandler):
         return self.coder.extra.offsets(components)
 
     def plan_append(self, added: Added) -> Change:
-        count = len(added.vectors)
-        self.require_takes(added.ids, count)
-        ids = added.ids
-        if ids is None:
-            ids = self.count + np.arange(count)
+        ids = self.ids_of(added)
         list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
         components = self.coder.components_for(added.offsets, centres[:, self.d :])
@@ -210,12 +222,16 @@ class BaseIndexHandler(IndexHandler):
         codes = self.encode(added.vectors, components, centres)
         return partial(self.append, list_nos, ids, codes)
 
-    def require_takes(self, ids: np.ndarray | None, count: int) -> None:
-        """Raise StoreError if `count` entries with these `ids` cannot be added."""
-        if ids is not None:
+    def ids_of(self, added: Added) -> np.ndarray:
+        """Return the ids of entries to add: int64 [n].
+
+        Raises StoreError if they cannot have those that are given, or need some.
+        """
+        if added.ids is not None:
             raise StoreError(
                 f"{name_of(self.index)} numbers its entries itself; add without ids"
             )
+        return self.count + np.arange(len(added.vectors))
 
     def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
         """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `list_nos`
@@ -267,16 +283,10 @@ class FlatCodesHandler(BaseIndexHandler):
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
         old = self.storage
-        metric = old.metric_type
-        match old:
-            case faiss.IndexScalarQuantizer():
-                new = faiss.IndexScalarQuantizer(d, old.sq.qtype, metric)
-            case faiss.IndexPQFastScan():
-                new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, metric)
-            case faiss.IndexPQ():
-                new = faiss.IndexPQ(d, d // old.pq.dsub, old.pq.nbits, metric)
-            case _:
-                new = faiss.IndexFlat(d, metric)
+        kind = faiss.IndexFlat  # not IndexFlatIP, which takes no metric
+        if not isinstance(old, faiss.IndexFlat):
+            kind = type(old)
+        new = kind(d, *self.codec.arguments(d), old.metric_type)
         copy_settings(new, old)
         return new
 
@@ -309,8 +319,10 @@ class GraphHandler(FlatCodesHandler):
 
         return append_and_link
 
-    def fill(self, new: faiss.Index, recode: Recoding) -> faiss.Index:
-        return graph_over(super().fill(new, recode), self.index)
+    def rebuild(
+        self, tables: np.ndarray, centres: np.ndarray | None, recode: Recoding
+    ) -> faiss.Index:
+        return graph_over(super().rebuild(tables, centres, recode), self.index)
 
 
 def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:

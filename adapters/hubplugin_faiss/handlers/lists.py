@@ -11,7 +11,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, evenly
-from hubplugin_faiss.handlers.base import Change
+from hubplugin_faiss.handlers.base import Added, Change
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
@@ -78,18 +78,8 @@ class InvertedListsHandler(BaseIndexHandler):
         else:
             quantizer = widen_quantizer(self.quantizer, centres)
         old = self.index
-        size = old.nlist
-        metric = old.metric_type
-        match old:
-            case faiss.IndexIVFScalarQuantizer():
-                kind = old.sq.qtype
-                new = faiss.IndexIVFScalarQuantizer(quantizer, d, size, kind, metric)
-            case faiss.IndexIVFFlat():
-                new = faiss.IndexIVFFlat(quantizer, d, size, metric)
-            case _:
-                parts = d // old.pq.dsub
-                bits = old.pq.nbits
-                new = type(old)(quantizer, d, size, parts, bits, metric)
+        coded = self.codec.arguments(d)
+        new = type(old)(quantizer, d, old.nlist, *coded, old.metric_type)
         new.own_fields = True
         quantizer.this.disown()
         copy_settings(new, old)
@@ -106,10 +96,11 @@ class InvertedListsHandler(BaseIndexHandler):
         """
         width = d - self.index.d
         behind = (0, width // self.codec.part)
-        new = self.empty(d, np.zeros((len(self.sizes), width)))
-        padded = np.pad(self.codec.tables, (behind, (0, 0)))
-        self.codec.with_tables(padded).install(new)
-        return self.fill(new, lambda codes, rows: np.pad(codes, ((0, 0), behind)))
+        tables = np.pad(self.codec.tables, (behind, (0, 0)))
+        centres = np.zeros((len(self.sizes), width))
+        return self.rebuild(
+            tables, centres, lambda codes, rows: np.pad(codes, ((0, 0), behind))
+        )
 
     def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
         """Return `list_ranks` by `queries`, or without queries the mean offset of each
@@ -133,21 +124,23 @@ class InvertedListsHandler(BaseIndexHandler):
             self.euclidean,
         )
 
-    def require_takes(self, ids: np.ndarray | None, count: int) -> None:
-        numbered = self.count + np.arange(count)
-        if ids is None:
+    def ids_of(self, added: Added) -> np.ndarray:
+        numbered = self.count + np.arange(len(added.vectors))
+        if added.ids is None:
             if (self.labels() >= self.count).any():
                 raise StoreError(
                     f"this {name_of(self.index)} has ids of its own: pass ids= with the "
                     "vectors"
                 )
-        elif self._has_array and (ids != numbered).any():
+            return numbered
+        if self._has_array and (added.ids != numbered).any():
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which holds "
                 "no ids but 0, 1, 2, ...; add without ids, or call "
                 "faiss.extract_index_ivf(index).set_direct_map_type("
                 "faiss.DirectMap.Hashtable)"
             )
+        return added.ids
 
     @property
     def _has_array(self) -> bool:
@@ -177,10 +170,9 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
     [nlist, d]."""
     new = faiss.IndexFlat(centres.shape[1], old.metric_type)
     new.add(np.ascontiguousarray(centres))
+    copy_settings(new, faiss.downcast_index(getattr(old, "storage", old)))
     if isinstance(old, faiss.IndexHNSW):
-        copy_settings(new, faiss.downcast_index(old.storage))
         return graph_over(new, old)
-    copy_settings(new, old)
     return new
 
 

@@ -427,8 +427,8 @@ class RefineHandler(WrapperHandler):
         places = np.searchsorted(ids, base_ids[base_rows])
         refined_vectors = refined_vectors[places]
         refined_offsets = refined_offsets[places]
-        base_finite = np.isfinite(base_vectors).all(axis=1)
-        finite = base_finite & np.isfinite(refined_vectors).all(axis=1)
+        both = np.hstack([base_vectors, refined_vectors])
+        finite = np.isfinite(both).all(axis=1)
         parts = (base_vectors, base_offsets, refined_vectors, refined_offsets)
         return [part[finite] for part in parts]
 
