@@ -1,13 +1,16 @@
-"""How widely a corrected search must look to be as exact as the raw index: found by searching with queries of the bank.
+"""How widely a corrected search looks, chosen by searching with queries of the bank.
 
-Each shard gives as many candidates as are asked for. Where points are sharded by keys, as tenants are, a search by one
-key gets them from its own shards alone: so each calibration query goes to one key, drawn as the points are spread.
+Each shard gives as many candidates as are asked for. If points are sharded by keys, as
+tenants are, a search by one key gets them from its own shards alone: so each calibration
+query goes to one key, drawn as the points are spread.
 
-Searches by an index miss some of the exact results, corrected or not. A corrected one need not miss fewer than a raw
-one: more candidates, or a wider search of the graph, cost time and cannot mend the index.
+Searches by an index miss some of the exact results, corrected or not. A corrected one
+need not miss fewer than a raw one: more candidates, or a wider search of the graph, cost
+time and cannot mend the index.
 
-Queries of the bank stand for those to come. Measured on 10,000 functions and five fits, 64 queries of the bank needed
-22, 23, 32, 65 and 194 candidates for 0.99 of their corrected top 10, and 64 that no fit had seen 22, 23, 30, 73, 162.
+Queries of the bank stand for those to come. Measured on 10,000 functions and five fits,
+64 queries of the bank needed 22, 23, 32, 65 and 194 candidates for 0.99 of their
+corrected top 10, and 64 that no fit had seen 22, 23, 30, 73, 162.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from qdrant_client import models
@@ -28,34 +31,43 @@ from hubplugin_qdrant.manifest import (
     QdrantManifest,
     QdrantVersion,
 )
-from hubplugin_qdrant.requests import as_requests, rewrite
-from hubplugin_qdrant.transport import QdrantTransport
+from hubplugin_qdrant.requests import rewrite
+from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
 LOCAL_QUERIES = 32
 """Calibration queries in local mode, which ranks every point in Python."""
 
 KEYED_QUERIES = 256
-"""Calibration queries where points are sharded by keys: a tenant with a hundredth of the points gets two or three."""
+"""Calibration queries if points are sharded by keys: a tenant with a hundredth of the
+points gets two or three."""
 
 MOST_CANDIDATES = 10_240
-"""More candidates than this cost a server more than the correction is worth; storage="vector" needs none."""
+"""More candidates than this cost a server more than the correction is worth."""
 
 FEW_POINTS = SMALLEST_PAGE * MANY_CANDIDATES
-"""Of so many points every one is a candidate, at a price that nobody notices."""
+"""Of so few points every one is a candidate, at a price that nobody notices."""
 
 EXACT_MARGIN = 4.0
-"""An exact search gets so many times the candidates with which all calibration queries found all that they should. Of
-800 queries that five fits had not seen, 2 to 11 needed more than these did, up to 5 twice as many, none four times."""
+"""An exact search gets so many times the candidates with which all calibration queries
+found all that they should. Of 800 queries that five fits had not seen, 2 to 11 needed
+more than these did, up to 5 twice as many, none four times."""
 
-DEFAULT_EF, LARGEST_EF = 100, 4096
-"""The hnsw_ef of a server where none is chosen, and the largest that is tried."""
+DEFAULT_EF = 100
+"""The hnsw_ef of a server if none is chosen."""
+
+LARGEST_EF = 4096
+"""The largest hnsw_ef that is tried."""
 
 
 class Searches:
-    """Searches of the collection behind `transport` for the calibration queries [m, d] by the vector `using`. `exact`
-    ones look at every point; `exact_allowed` says whether they may, `largest_ef` how widely they may look."""
+    """Searches of a collection for the calibration queries.
+
+    exact_allowed: True if searches may be `exact`, and look at every point.
+    largest_ef: How widely they may look.
+    """
 
     def __init__(self, transport: QdrantTransport, using: str, queries: np.ndarray):
+        """Search by the vector `using` for `queries` [m, d]."""
         self._transport = transport
         self._using = using
         if transport.is_local:
@@ -77,39 +89,38 @@ class Searches:
     def search_corrected(self, version: QdrantVersion, limit: int, exact: bool) -> Hits:
         codes = not self._transport.is_local
         version = version.replace(everywhere=version.storage == "vector", codes=codes)
-        return self._search(
-            QdrantManifest(active={version.vector: version}), limit, exact
-        )
+        manifest = QdrantManifest(active={version.vector: version})
+        return self._search(manifest, limit, exact)
 
     def _search(self, manifest: QdrantManifest, limit: int, exact: bool) -> Hits:
-        """Search corrected by `manifest`: the requests of `HubQdrantClient`."""
-        params = None
-        if exact and not self._transport.is_local:  # which warns
-            params = models.SearchParams(exact=True)
-        options: Any = {
+        """Search corrected by `manifest`, with the requests of `HubQdrantClient`."""
+        options: dict[str, Any] = {
             "using": self._using or None,
             "limit": min(limit, self._limit),
-            "params": params,
             "with_payload": False,
         }
-        requests = as_requests(
-            models.QueryRequest(query=query, shard_key=key, **options)
-            for query, key in self._queries
-        )
-        rewritten = [rewrite(request, manifest) for request in requests]
-        answers = self._transport.answers([request for request, _ in rewritten])
-        rows = [
-            response.points if finish is None else finish(response.points)
-            for (_, finish), response in zip(rewritten, answers, strict=True)
-        ]
-        return Hits(
-            [[cast(Id, point.id) for point in row] for row in rows],
-            [[point.score for point in row] for row in rows],
+        if exact and not self._transport.is_local:  # which warns
+            options["params"] = models.SearchParams(exact=True)
+        requests = []
+        finishes = []
+        for query, key in self._queries:
+            raw = models.QueryRequest(query=query, shard_key=key, **options)
+            request, finish = rewrite(raw, manifest)
+            requests.append(request)
+            finishes.append(finish)
+        search = self._transport.client.query_batch_points
+        answers = self._transport.answers(requests, search)
+        return as_hits(
+            finish(answer.points)
+            for finish, answer in zip(finishes, answers, strict=True)
         )
 
 
 def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
-    """`count` shard keys, each as often as its share of the `points`; none where there are no keys."""
+    """Return `count` shard keys, each as often as its share of the `points`.
+
+    None if there are no keys, or no points.
+    """
     ends = np.cumsum([*points.values()])
     if not len(ends) or not ends[-1]:
         return []
@@ -187,51 +198,55 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     in_vector = version.storage == "vector"
     limit = version.max_candidates or MOST_CANDIDATES
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
+    widest = version.replace(oversampling=most / SMALLEST_PAGE)
     if not in_vector and points <= min(FEW_POINTS, limit):
-        return version.replace(oversampling=most / SMALLEST_PAGE)
+        return widest
     raw_truth = Truth(lambda: searches.search_raw(2 * SMALLEST_PAGE, exact))
     raw = raw_truth.recall(searches.search_raw(SMALLEST_PAGE, False), 1.0)
-    widest_ef = searches.largest_ef if in_vector and not exact else None
-    widest = version.replace(
-        oversampling=most / SMALLEST_PAGE, max_candidates=most, hnsw_ef=widest_ef
-    )
-    truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
+    enough = version.agreement * raw
     if in_vector:
         wider_efs = ratios(searches.largest_ef / DEFAULT_EF)[1:]
         efs = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_efs)]
         widths = [version.replace(hnsw_ef=ef) for ef in efs]
+        if not exact:
+            widest = widest.replace(hnsw_ef=searches.largest_ef)
     else:
-        every = ratios(most / SMALLEST_PAGE)
+        every = ratios(widest.oversampling)
         widths = [version.replace(oversampling=ratio) for ratio in every]
-
-    def choose() -> QdrantVersion:
-        recalls: dict[int, float] = {}
-
-        def reaches(number: int) -> bool:
-            found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
-            enough = version.agreement * raw
-            recalls[number] = truth.recall(found, enough)
-            return recalls[number] >= enough
-
-        chosen = first_that(reaches, len(widths))
-        if chosen not in recalls:  # the last, where none before it reaches
-            reaches(chosen)
-        measured: dict[str, Any] = {"recall": recalls[chosen]}
-        if exact:
-            measured["raw_recall"] = raw
-        if exact and not in_vector:
-            wider = widths[chosen:]
-
-            def finds_all(number: int) -> bool:
-                found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
-                return truth.recall(found, 1.0) == 1.0
-
-            enough = first_that(finds_all, len(wider))
-            measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling
-        return widths[chosen].replace(**measured)
-
-    calibrated = choose()
+    widest = widest.replace(max_candidates=most)
+    truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
+    chosen = _choose(widths, enough, truth, searches)
     if not truth.moves and truth.has_moved():
         # Others began to write after the truth was last read.
-        calibrated = choose()
-    return calibrated
+        chosen = _choose(widths, enough, truth, searches)
+    return chosen.replace(raw_recall=raw) if exact else chosen
+
+
+def _choose(
+    widths: list[QdrantVersion], enough: float, truth: Truth, searches: Searches
+) -> QdrantVersion:
+    """Return the first of `widths` whose recall is `enough`, or the last.
+
+    It also gets the candidates that give exact searches everything.
+    """
+    recalls: dict[int, float] = {}
+
+    def reaches(number: int) -> bool:
+        found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
+        recalls[number] = truth.recall(found, enough)
+        return recalls[number] >= enough
+
+    first = first_that(reaches, len(widths))
+    if first not in recalls:  # the last, if none before it reaches
+        reaches(first)
+    chosen = widths[first].replace(recall=recalls[first])
+    if chosen.storage == "vector" or not searches.exact_allowed:
+        return chosen
+    wider = widths[first:]
+
+    def finds_all(number: int) -> bool:
+        found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
+        return truth.recall(found, 1.0) == 1.0
+
+    least = wider[first_that(finds_all, len(wider))]
+    return chosen.replace(exact_oversampling=EXACT_MARGIN * least.oversampling)

@@ -19,7 +19,6 @@ from typing_extensions import Self
 
 from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
-from hubplugin.registry import without_secrets
 from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
 from hubplugin_qdrant.calls import Operation, run, run_async
@@ -72,12 +71,6 @@ class _Corrected(Generic[Client]):
         super().__init__(*args, **kwargs)
         raw = plain_client.clone_client(self, self._plain)
         self._corrections = _make_cache(raw, record)
-
-    def __repr__(self) -> str:
-        options = self._corrections.raw.init_options
-        places = (options.get(name) for name in ("url", "path", "host", "location"))
-        place = next(filter(None, places), "localhost")
-        return f"<{type(self).__name__}: {without_secrets(str(place))}>"
 
     @classmethod
     def wrap(cls, client: Any, *, record: Record = None) -> Self:

@@ -1,7 +1,8 @@
-"""Haystack's QdrantDocumentStore over a corrected collection; needs the package qdrant-haystack.
+"""Haystack's QdrantDocumentStore over a corrected collection; needs qdrant-haystack.
 
-The store makes its client itself and has no parameter for another one, so that its subclass wraps what it has made.
-Haystack's retrievers take that store, but read none but their own from a pipeline's YAML: these here read it.
+The store makes its client itself and takes no other, so its subclass wraps what it has
+made. Haystack's retrievers take that store, but read none but their own from a pipeline's
+YAML: these here read it.
 """
 
 from __future__ import annotations
@@ -20,31 +21,30 @@ from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 
 
 class HubQdrantDocumentStore(QdrantDocumentStore):
-    """A QdrantDocumentStore, with its parameters, that searches a corrected collection corrected and gives offsets to
-    the documents that are written to it."""
+    """A QdrantDocumentStore that searches a corrected collection corrected.
+
+    It has the same parameters, and gives offsets to the documents that are written to it.
+    """
 
     def _initialize_client(self) -> None:
         super()._initialize_client()
-        if self._client is not None and not isinstance(self._client, HubQdrantClient):
+        if not isinstance(self._client, HubQdrantClient):
             self._client = HubQdrantClient.wrap(self._client)
 
     async def _initialize_async_client(self) -> None:
         await super()._initialize_async_client()
-        if self._async_client is not None and not isinstance(
-            self._async_client, AsyncHubQdrantClient
-        ):
+        if not isinstance(self._async_client, AsyncHubQdrantClient):
             self._async_client = AsyncHubQdrantClient.wrap(self._async_client)
 
 
 class _OwnStore:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """The retriever that its `to_dict` has written, with the store in it."""
+        """Return the retriever that its `to_dict` has written, with the store in it."""
         given = data["init_parameters"]
         store = HubQdrantDocumentStore.from_dict(given["document_store"])
-        return default_from_dict(
-            cls, data | {"init_parameters": given | {"document_store": store}}
-        )
+        parameters = given | {"document_store": store}
+        return default_from_dict(cls, data | {"init_parameters": parameters})
 
 
 @component

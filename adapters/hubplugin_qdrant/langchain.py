@@ -1,7 +1,7 @@
-"""LangChain's QdrantVectorStore over a corrected collection; needs the package langchain-qdrant.
+"""LangChain's QdrantVectorStore over a corrected collection; needs langchain-qdrant.
 
-Its `from_texts`, `from_documents` and `from_existing_collection` connect by themselves, so that this subclass wraps the
-client that they hand to the constructor.
+Its `from_texts`, `from_documents` and `from_existing_collection` connect by themselves,
+so this subclass wraps the client that they hand to the constructor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from hubplugin_qdrant.client import HubQdrantClient
 
 
 class HubQdrantVectorStore(QdrantVectorStore):
-    """A QdrantVectorStore, with its parameters, that searches a corrected collection corrected and gives offsets to
-    the documents that are added to it, however it is made."""
+    """A QdrantVectorStore that searches a corrected collection corrected.
+
+    It has the same parameters, and gives offsets to the documents that are added to it,
+    however it is made.
+    """
 
     def __init__(self, client: QdrantClient, *args: Any, **kwargs: Any):
-        wrapped = (
-            client
-            if isinstance(client, HubQdrantClient)
-            else HubQdrantClient.wrap(client)
-        )
-        super().__init__(wrapped, *args, **kwargs)
+        if not isinstance(client, HubQdrantClient):
+            client = HubQdrantClient.wrap(client)
+        super().__init__(client, *args, **kwargs)

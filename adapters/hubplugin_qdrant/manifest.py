@@ -1,8 +1,7 @@
-"""What is known of a corrected collection: `hubplugin.corrections` says which versions there are, and these are they.
+"""The `QdrantManifest`: what is known of a corrected collection.
 
-By vector name, `active` has the version that searches use, and whose offsets writes keep up to date; `previous` the one
-before it: its model, and the numbers in payloads, as they were then. `writing` is half-written. `retired` has those
-whose vectors and indexes are to be deleted.
+`hubplugin.corrections` says which versions there are. Of the previous one the model is
+left, and the numbers in payloads, as they were when it was replaced.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ from hubplugin.model import OffsetModel, QueryMap
 KEY = "hub_offset"
 """The payload key that holds offsets."""
 
-AUGMENTED_VECTOR = re.compile(r"hub_v\d+")
-"""What the augmented vectors are called. A vector of another name is not ours; one of these may yet be a user's."""
-
 AGREEMENT = 0.99
-"""The share of the raw index's recall that a corrected search must reach: the last hundredth costs as much as the
-rest, and a tenth of a result in ten is not noticed."""
+"""The share of the raw index's recall that a corrected search must reach. The last
+hundredth costs as much as the rest, and a tenth of a result in ten is not noticed."""
 
 MANY_CANDIDATES = 40
-"""Candidates for each result from which on an augmented vector is named in their place: searches take twice as long."""
+"""Candidates a result that make searches twice as slow: a second vector is better."""
 
 DEFAULT_OVERSAMPLING = 10.0
-"""Candidates for each result asked for, where nothing has been calibrated."""
+"""Candidates for each result, if nothing has been calibrated."""
 
 SMALLEST_PAGE = 10
-"""Candidates are fetched for at least this many results: a hub displaces the best of 1 as it does those of 10."""
+"""Candidates are fetched for at least this many results: a hub displaces the best of 1
+as it does those of 10."""
 
 MOST_PARTS = 2**16
 """Points of a model, which are a few MB each."""
@@ -50,18 +47,26 @@ Payload: TypeAlias = dict[str, Any]
 class QdrantVersion(corrections.Version):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
-    storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
-    parts: how many points of the metadata collection hold the model.
-    oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
-    for the server's default; as little as gives `agreement` times the recall of the raw index. exact_oversampling:
-    candidates for each result of an exact search, None where none may be made. recall, raw_recall:
-    that of the corrected top 10, and of the raw index of its own, on calibration queries; None where exact search is
-    not allowed. max_candidates: what the collection's strict mode allows, if it limits them.
-    ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
-    sqrt(2 (ceiling - offset)), and larger offsets are clipped.
-    everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
-    instead of vectors, which local mode cannot. query_map: that of the model. A reader finds out these three for
-    itself; they are not written.
+    storage: "payload", a key that the search adds to the score, or "vector", an augmented
+        vector.
+    parts: How many points of the metadata collection hold the model.
+    ceiling: The upper bound of the offsets. Under Euclidean distance the augmented vector
+        stores sqrt(2 (ceiling - offset)), and larger offsets are clipped.
+    oversampling: Candidates for each result.
+    exact_oversampling: Candidates for each result of an exact search. None if strict
+        mode allows none.
+    hnsw_ef: How widely the graph of the augmented vector is searched. None for the
+        server's default.
+    agreement: The share of the raw index's recall that oversampling or hnsw_ef reaches.
+    recall, raw_recall: The recall of the corrected top 10, and of the raw index, on
+        calibration queries. None if exact searches are not allowed.
+    max_candidates: The limit of a query in strict mode, if there is one.
+
+    A reader finds out the others for itself; they are not written.
+
+    everywhere: True if every point was seen to have its augmented vector.
+    codes: True if the store can search codes instead of vectors. Local mode cannot.
+    query_map: The map of the model.
     """
 
     storage: Literal["payload", "vector"] = "payload"
@@ -78,19 +83,19 @@ class QdrantVersion(corrections.Version):
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
-    def with_map(self, model: OffsetModel | QdrantVersion) -> QdrantVersion:
-        """This version with the map of its model, or of a version that has it from there."""
+    def with_map(self, model: OffsetModel) -> QdrantVersion:
+        """Return this version with the map of its model."""
         return self.replace(query_map=model.query_map)
 
     @property
     def map(self) -> QueryMap:
-        """The map of a version that is `mapped`, and whose model was read."""
+        """The map of a `mapped` version whose model was read."""
         assert self.query_map is not None
         return self.query_map
 
     @property
     def key(self) -> str:
-        """Where a point's payload holds its offset."""
+        """The path to a point's offset in its payload."""
         return f"{KEY}.v{self.number}"
 
     @property
@@ -99,7 +104,7 @@ class QdrantVersion(corrections.Version):
 
     @property
     def augmented_vector(self) -> str:
-        """The name of the augmented vector, where the offset is stored in one."""
+        """The name of the augmented vector."""
         return f"hub_v{self.number}"
 
     def where(self) -> str:
@@ -120,8 +125,10 @@ class QdrantVersion(corrections.Version):
         return text
 
     def candidates(self, results: int, exact: bool = False) -> int:
-        """How many candidates are fetched so that the first `results`, and never fewer, are the corrected ones: as
-        nearly as the index gives the raw ones, or `exact`."""
+        """Return how many candidates to fetch for `results` corrected results.
+
+        These are as right as the index gives the raw ones, or `exact`.
+        """
         oversampling = self.oversampling
         if exact and self.exact_oversampling:
             oversampling = max(oversampling, self.exact_oversampling)
@@ -149,10 +156,12 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         return KEY if in_payload else None
 
     def is_foreign(self, payload: Payload | None) -> bool:
-        """Tell whether a point holds something under our key that is not ours."""
-        under = (payload or {}).get(KEY)
-        is_theirs = not holds_offsets(under) and self.offset_key is not None
-        return under is not None and (is_theirs or bool(self.unknown_keys(payload)))
+        """Return True if a point holds something under our key that is not ours."""
+        payload = payload or {}
+        if payload.get(KEY) is None:
+            return False
+        is_theirs = self.offset_key is not None and not holds_offsets(payload)
+        return is_theirs or bool(self.unknown_keys(payload))
 
     def unknown_keys(self, payload: Payload | None) -> tuple[str, ...]:
         """Return the payload keys of a point that hold offsets of unknown versions.
@@ -160,45 +169,47 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         These versions are gone, or a client brought offsets along that took the
         collection for another. It is the whole key, unless something else lies there.
         """
-        under: Any = (payload or {}).get(KEY)
+        payload = payload or {}
         known = {
             version.field for version in self.everything if version.storage == "payload"
         }
-        unknown = our_fields(under) - known
-        is_all = holds_offsets(under) and unknown == under.keys()
+        unknown = our_offsets(payload).keys() - known
+        is_all = holds_offsets(payload) and len(unknown) == len(payload[KEY])
         if is_all and (unknown or self.last_number):
             return (KEY,)
         return tuple(f"{KEY}.{field}" for field in sorted(unknown))
 
 
-def payload_keys(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
-    """Where a point's payload holds offsets of `versions`."""
-    return tuple(version.key for version in versions if version.storage == "payload")
+def payload_keys(versions: Iterable[QdrantVersion]) -> set[str]:
+    """Return the paths to the offsets of `versions` in the payload of a point."""
+    return {version.key for version in versions if version.storage == "payload"}
 
 
-def vectors_of(versions: Iterable[QdrantVersion]) -> tuple[str, ...]:
-    """The names of the augmented vectors that hold offsets of `versions`."""
-    return tuple(
-        version.augmented_vector for version in versions if version.storage == "vector"
-    )
-
-
-def our_fields(under: object) -> set[str]:
-    """The fields, "v3", of what lies `under` our key in a point that are as any correction writes them."""
-    if not isinstance(under, dict):
-        return set()
+def vectors_of(versions: Iterable[QdrantVersion]) -> set[str]:
+    """Return the names of the augmented vectors of `versions`."""
     return {
-        name
+        version.augmented_vector for version in versions if version.storage == "vector"
+    }
+
+
+def our_offsets(payload: Payload | None) -> dict[str, float]:
+    """Return the offsets in the `payload` of a point, {"v3": 0.0123}, of any version."""
+    under = (payload or {}).get(KEY)
+    if not isinstance(under, dict):
+        return {}
+    return {
+        name: value
         for name, value in under.items()
         if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)
     }
 
 
-def holds_offsets(under: Any) -> bool:
-    """Whether nothing but offsets lies `under` our key in a point."""
-    return isinstance(under, dict) and our_fields(under) == under.keys()
+def holds_offsets(payload: Payload) -> bool:
+    """Return True if nothing but offsets lies under our key in `payload`."""
+    under = payload.get(KEY)
+    return isinstance(under, dict) and len(our_offsets(payload)) == len(under)
 
 
 def metadata_collection(collection: str) -> str:
-    """The name of the collection that holds the manifest and the models of `collection`."""
+    """Return the name of the collection with manifest and models of `collection`."""
     return f"{collection}--hub"

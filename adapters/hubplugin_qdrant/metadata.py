@@ -1,12 +1,12 @@
-"""The metadata collection `<collection>--hub`: manifest and models, read and written.
+"""The metadata collection `<collection>--hub`: the manifest and the models.
 
-Its point 0 is the manifest, which is replaced in one step; a model lies in other points, in parts. `CorrectionCache` is
-what a corrected client knows: manifests that are read again every few seconds, and models.
+Point 0 is the manifest, which is replaced in one step; a model lies in other points, in
+parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads again
+every few seconds, and models.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 import uuid
 import warnings
@@ -17,15 +17,18 @@ from typing import Any, TypeAlias
 from qdrant_client import models
 
 from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import read_offset
 from hubplugin_qdrant.plain_client import Arguments, PointId
-from hubplugin_qdrant.requests import has_offset, has_vector, lacks_augmented_vector
+from hubplugin_qdrant.requests import (
+    as_requests,
+    has_offset,
+    lacks_augmented_vector,
+)
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
@@ -33,8 +36,10 @@ MANIFEST_ID = 0
 
 
 def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
-    """Return the answer to `call`, or `otherwise` if it fails with one of the `faults`;
-    without `faults`, if it fails with any fault of a connection."""
+    """Return the answer to `call`, or `otherwise` if it fails with one of the `faults`.
+
+    No `faults` stand for any fault of a connection.
+    """
     try:
         return (yield call)
     except Exception as error:
@@ -58,8 +63,7 @@ def real_name(raw: Any, name: str) -> Operation[str]:
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
-    """Return the manifest of `collection` as the client `raw` reads it; None if there
-    is none."""
+    """Return the manifest of `collection` as it lies there; None if there is none."""
     call = Call(
         raw.retrieve,
         m.metadata_collection(collection),
@@ -70,76 +74,27 @@ def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
     return (records[0].payload or {}) if records else None
 
 
-def parse_manifest(payload: Payload, collection: str) -> QdrantManifest:
-    """Return the manifest of `collection` in the `payload` of point 0.
+def parse_manifest(payload: Payload | None, collection: str) -> QdrantManifest:
+    """Return the manifest of `collection` in the `payload` of point 0, empty for None.
 
     Raises StoreError if another version wrote it, or it is damaged.
     """
-    mend = (
-        f"delete the collection {m.metadata_collection(collection)!r} and apply again"
-    )
+    if payload is None:
+        return QdrantManifest()
+    ours = m.metadata_collection(collection)
+    mend = f"delete the collection {ours!r} and apply again"
     return QdrantManifest.read(payload, f"collection {collection!r}", mend)
 
 
-def read_manifest(raw: Any, collection: str) -> Operation[QdrantManifest]:
-    """The manifest of `collection` (no alias) in the store of `raw`, an empty one if it has none."""
-    payload = yield from read_payload(raw, collection)
-    return QdrantManifest() if payload is None else parse_manifest(payload, collection)
-
-
-def write_manifest(
-    raw: Any, collection: str, manifest: QdrantManifest
-) -> Operation[None]:
-    """Replaces the manifest of `collection` in the store of `raw` by `manifest`, in one step."""
-    yield from _write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
-
-
-def _write(
-    raw: Any, collection: str, point: PointId, payload: Payload
-) -> Operation[None]:
-    points = [models.PointStruct(id=point, vector={}, payload=payload)]
-    yield Call(raw.upsert, m.metadata_collection(collection), points, wait=True)
-
-
-def exists(raw: Any, collection: str) -> Operation[bool]:
-    """Tell whether `collection` has a metadata collection in the store of `raw`.
-
-    Raises StoreError where the user has a collection of that name.
-    """
-    name = m.metadata_collection(collection)
-    info = yield from _answer(Call(raw.get_collection, name), None, Fault.MISSING)
-    if info is not None and not is_metadata(info):
-        raise StoreError(
-            f"collection {name!r} has vectors, so it is yours; hubplugin keeps the "
-            f"correction of {collection!r} in a collection of that name, which must be "
-            "free"
-        )
-    return info is not None
+def describe(raw: Any, collection: str) -> Operation[Any]:
+    """Return the description of `collection`, None if there is none of that name."""
+    call = Call(raw.get_collection, collection)
+    return (yield from _answer(call, None, Fault.MISSING))
 
 
 def is_metadata(info: models.CollectionInfo) -> bool:
-    """Whether a collection of our name is ours, which has no vectors."""
+    """Return True if a collection of our name is ours, which has no vectors."""
     return not info.config.params.vectors and not info.config.params.sparse_vectors
-
-
-def create(
-    raw: Any, collection: str, replication_factor: int | None
-) -> Operation[None]:
-    """Create the metadata collection of `collection`, unless it is there."""
-    try:
-        yield Call(
-            raw.create_collection,
-            m.metadata_collection(collection),
-            vectors_config={},
-            shard_number=1,
-            replication_factor=replication_factor,
-            on_disk_payload=True,
-            # The limits of a server may be its default.
-            strict_mode_config=models.StrictModeConfig(enabled=False),
-        )
-    except Exception:
-        if not (yield from exists(raw, collection)):
-            raise
 
 
 def part_ids(version: QdrantVersion) -> list[PointId]:
@@ -149,14 +104,6 @@ def part_ids(version: QdrantVersion) -> list[PointId]:
         str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}/{number}"))
         for number in range(version.parts)
     ]
-
-
-def write_model(
-    raw: Any, collection: str, version: QdrantVersion, model: OffsetModel
-) -> Operation[None]:
-    """Write `model` as that of `version` of `collection`, in parts."""
-    for point, part in zip(part_ids(version), model.to_texts(), strict=True):
-        yield from _write(raw, collection, point, {"part": part})
 
 
 def read_model(
@@ -182,35 +129,33 @@ def read_model(
     )
 
 
-def delete_model(raw: Any, collection: str, version: QdrantVersion) -> Operation[None]:
-    place = m.metadata_collection(collection)
-    selector = models.PointIdsList(points=part_ids(version))
-    yield Call(raw.delete, place, points_selector=selector, wait=True)
-
-
 MANIFEST_SECONDS = 10.0
-"""For how long a manifest is taken to be the current one; a change made elsewhere is noticed within it."""
+"""For how long a manifest counts as current: a change made elsewhere is noticed within."""
 
 PATIENCE_SECONDS = 1.0
-"""When the manifest is asked for again while its collection is away for a moment."""
+"""When a manifest is asked for again that cannot be read just now."""
 
 SCROLLED = 1000
-"""Points that a filter chooses, read at a time, where strict mode does not limit them."""
+"""Points of a filter that are read at a time, unless strict mode allows fewer."""
 
 
 @dataclass
 class CachedManifest:
-    """The manifest of a collection, valid until `until`, in monotonic seconds.
+    """What is known of a collection until `until`, in monotonic seconds.
 
-    collection: its real name, where it was looked up by an alias. manifest: None if it
-    has no correction; without the versions whose augmented vectors are not there.
-    payload: the manifest as it lies in the store.
+    collection: The real name; a user may call it by an alias.
+    manifest: The manifest, without versions whose augmented vectors are gone. None for
+        a collection without a correction.
+    payload: The manifest as it lies in the store.
 
-    What follows of `manifest`: augmented_vectors, offset_key: what of the collection is
-    ours. page: how many points may be read at a time. needs_vectors: whether a query
-    must be a vector before it is rewritten, for which a document is embedded.
-    maintained: the versions that a write must bring along. state: what of all this a
-    request depends on.
+    The rest follows from `manifest`.
+
+    known: The manifest, or an empty one.
+    maintained: The versions that a write must bring along.
+    augmented_vectors, offset_key: What of the collection is ours.
+    page: How many points may be read at a time.
+    needs_vectors: True if a query must be a vector before it is rewritten.
+    state: What a request depends on.
     """
 
     collection: str
@@ -219,13 +164,13 @@ class CachedManifest:
     payload: Payload | None = None
 
     def __post_init__(self) -> None:
-        manifest = self.manifest or QdrantManifest()
-        active = manifest.active.values()
-        self.maintained = manifest.maintained
-        self.augmented_vectors = m.vectors_of(manifest.everything)
-        self.offset_key = manifest.offset_key
+        self.known = known = self.manifest or QdrantManifest()
+        active = known.active.values()
+        self.maintained = known.maintained
+        self.augmented_vectors = sorted(m.vectors_of(known.everything))
+        self.offset_key = known.offset_key
         limits = [version.max_candidates or SCROLLED for version in self.maintained]
-        self.page = min(SCROLLED, *limits, SCROLLED)
+        self.page = min([SCROLLED, *limits])
         self.needs_vectors = any(
             version.storage == "vector" or version.mapped for version in active
         )
@@ -235,18 +180,17 @@ class CachedManifest:
 
 @dataclass
 class CorrectionCache:
-    """What a corrected client knows: the manifests and models of its collections.
+    """The manifests and models of the collections that a corrected client uses.
 
-    raw: the plain client. recorder: keeps the queries, if they are to be kept. fits,
-    maps: models for writes and query maps for searches, by the fingerprint of the
-    model.
+    raw: The plain client.
+    recorder: Keeps the queries; None if they are not recorded.
+    fits: Models for writes, and for searches with a query map, by their fingerprints.
     """
 
     raw: Any
     recorder: Recorder | None = None
     manifests: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
-    maps: dict[str, QueryMap | None] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def lookup(
@@ -254,8 +198,8 @@ class CorrectionCache:
     ) -> Operation[CachedManifest]:
         """Return the manifest of the collection or alias `name`.
 
-        It is read if it is not cached or too old. A `stale` manifest is no longer so,
-        or not only; it is read again, unless another thread has seen the change.
+        It is read if it is not cached, or too old. If what was known turns out to be
+        `stale` it is read again, unless another thread has done so.
         """
         cached = self.manifests.get(name)
         if cached is not None:
@@ -280,7 +224,7 @@ class CorrectionCache:
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
-        """Tell whether the manifest behind `name` is still the one that is `cached`."""
+        """Return True if the manifest behind `name` is still the one that is `cached`."""
         try:
             if cached.collection != name:
                 real = yield from real_name(self.raw, name)
@@ -295,8 +239,10 @@ class CorrectionCache:
             return True
 
     def _read(self, name: str) -> Operation[CachedManifest]:
-        """Read what is so now of `name`, and warn of what keeps its searches raw."""
-        collection, payload, manifest = name, None, None
+        """Read the manifest of `name`, and warn of what keeps its searches raw."""
+        collection = name
+        payload = None
+        manifest = None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
             payload = yield from self._read_payload(collection)
@@ -331,86 +277,82 @@ class CorrectionCache:
     def _as_used(
         self, collection: str, manifest: QdrantManifest
     ) -> Operation[QdrantManifest]:
-        """Return `manifest` with what this client searches by.
+        """Return `manifest` with what this client needs to search.
 
-        That is the maps of queries, and whether a point lacks its augmented vector:
-        without such points no search need look for them. (A count would count vectors
-        of deleted points.) Versions whose augmented vectors are gone are left out.
-        Raises what `read_model` raises.
+        Versions whose augmented vectors are gone are left out, and only if a point lacks
+        its augmented vector do searches look for such points. (A count would count
+        vectors of deleted points.) Raises what `read_model` raises.
         """
         if m.vectors_of(manifest.everything):
             call = Call(self.raw.get_collection, collection)
             info = yield from _answer(call, None)
             if info is not None:
-                manifest = self._without_lost(
-                    collection, manifest, info.config.params.vectors or ()
-                )
+                vectors = info.config.params.vectors or ()
+                manifest = self._without_lost(collection, manifest, vectors)
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
             if version.storage == "vector":
-                condition = lacks_augmented_vector(version)
-                lacking = Call(
-                    self.raw.scroll, collection, condition, limit=1, with_payload=False
-                )
-                points, _ = yield from _answer(lacking, (True, None))
+                lacks = lacks_augmented_vector(version)
+                is_lacking = yield from self._any(collection, lacks)
                 codes = not plain_client.is_local(self.raw)
-                version = version.replace(everywhere=not points, codes=codes)
+                version = version.replace(everywhere=not is_lacking, codes=codes)
             else:
                 yield from self._warn_if_lost(collection, version)
                 if version.mapped:  # else the map lies in the augmented vectors
-                    query_map = yield from self._read_map(collection, version)
-                    version = version.replace(query_map=query_map)
+                    model = yield from self._read_fit(collection, version)
+                    version = version.with_map(model)
             active[name] = version
         return manifest.replace(active=active)
+
+    def _any(self, collection: str, condition: models.Filter) -> Operation[bool]:
+        """Return True if a point meets `condition`, or if that cannot be found out."""
+        call = Call(self.raw.scroll, collection, condition, limit=1, with_payload=False)
+        points, _ = yield from _answer(call, (True, None))
+        return bool(points)
 
     def _without_lost(
         self, collection: str, manifest: QdrantManifest, vectors: Collection[str]
     ) -> QdrantManifest:
         """Return `manifest` without versions whose augmented vectors are gone."""
-        lost = {*m.vectors_of(manifest.everything)}.difference(vectors)
-        is_there = [
-            version
-            for version in manifest.everything
-            if version.storage == "payload" or version.augmented_vector not in lost
-        ]
-        if lost & {*m.vectors_of(manifest.active.values())}:
+        lost = m.vectors_of(manifest.everything).difference(vectors)
+
+        def is_there(version: QdrantVersion | None) -> bool:
+            return version is not None and version.augmented_vector not in lost
+
+        active = {n: v for n, v in manifest.active.items() if is_there(v)}
+        if len(active) < len(manifest.active):
             self.warn(
                 f"collection {collection!r} has lost its augmented vector; it is raw "
                 "here: run refresh"
             )
         return manifest.replace(
-            active={n: v for n, v in manifest.active.items() if v in is_there},
-            writing=manifest.writing if manifest.writing in is_there else None,
-            retired=tuple(v for v in manifest.retired if v in is_there),
+            active=active,
+            writing=manifest.writing if is_there(manifest.writing) else None,
+            retired=tuple(filter(is_there, manifest.retired)),
         )
 
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
-        """Warn if points have the vector of `version`, and none has its offset."""
-        one = Call(self.raw.scroll, collection, limit=1)
-        first, _ = yield from _answer(Call(one, with_payload=[m.KEY]), ((), None))
-        if not first or read_offset(version, first[0].payload) is not None:
+        """Warn if there are points, and none has an offset of `version`."""
+        one = Call(self.raw.scroll, collection, limit=1, with_payload=[m.KEY])
+        first, _ = yield from _answer(one, ((), None))
+        if not first or version.field in m.our_offsets(first[0].payload):
             return  # at once, as nearly always
-        call = Call(one, scroll_filter=has_offset(version), with_payload=False)
-        with_offset, _ = yield from _answer(call, (True, None))
-        condition = models.Filter(must=has_vector(version.vector))
-        call = Call(one, scroll_filter=condition, with_payload=False)
-        with_vector, _ = yield from _answer(call, ((), None))
-        if with_offset or not with_vector:
-            return
-        self.warn(
-            f"no point of {collection!r} has an offset of version {version.number}, "
-            f"the active one in {m.metadata_collection(collection)!r}: its searches "
-            "are raw here; if a snapshot of the collection alone was restored, run "
-            "refresh"
-        )
+        if not (yield from self._any(collection, has_offset(version))):
+            self.warn(
+                f"no point of {collection!r} has an offset of version "
+                f"{version.number}, the active one in "
+                f"{m.metadata_collection(collection)!r}: its searches are raw here; if "
+                "a snapshot of the collection alone was restored, run refresh"
+            )
 
-    def _read_map(
+    def _read_fit(
         self, collection: str, version: QdrantVersion
-    ) -> Operation[QueryMap | None]:
-        if version.model not in self.maps:
+    ) -> Operation[OffsetModel]:
+        """Return the model of `version`, which is read once."""
+        if version.model not in self.fits:
             model = yield from read_model(self.raw, collection, version)
-            self.maps[version.model] = model.query_map
-        return self.maps[version.model]
+            self.fits[version.model] = model
+        return self.fits[version.model]
 
     def read_models(
         self, cached: CachedManifest
@@ -418,26 +360,14 @@ class CorrectionCache:
         """Return the versions that a write must bring along, each with its model."""
         pairs: list[tuple[QdrantVersion, OffsetModel]] = []
         for version in cached.maintained:
-            model = self.fits.get(version.model)
-            if model is None:
-                model = yield from read_model(self.raw, cached.collection, version)
-                self.fits[version.model] = model
+            model = yield from self._read_fit(cached.collection, version)
             pairs.append((version.with_map(model), model))
         return pairs
 
-    def embed_queries(
-        self, requests: list[models.QueryRequest]
-    ) -> Operation[list[models.QueryRequest]]:
-        """`requests` with the documents that they ask for the nearest of embedded, as
-        the plain client would do it."""
-        requests = [
-            r.model_copy(update={"query": plain_client.resolve(r.query)})
-            for r in requests
-        ]
-        embedded: list[models.QueryRequest] = yield Computing(
-            plain_client.embed, self.raw, requests, True
-        )
-        return embedded
+    def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
+        """Return `requests` with their documents embedded as the plain client does it."""
+        structs = as_requests(requests)
+        return (yield Computing(plain_client.embed, self.raw, structs, True))
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
@@ -451,33 +381,40 @@ class CorrectionCache:
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
 """What a client does for one method, given the arguments by name."""
 
-
 OnState: TypeAlias = Callable[
     [CorrectionCache, CachedManifest, Arguments], Operation[Any]
 ]
 """The same, given what is known of the collection."""
 
 CHANGES = 10
-"""How many changes of a collection may come one after the other while one request is made."""
+"""How many changes of a collection one request may meet."""
 
 
-def retry_on_conflict(operation: OnState) -> OfClient:
-    """Return `operation`, which is made again where the state of its collection changes."""
+def corrected(name: str) -> Callable[[OnState], OfClient]:
+    """Return a decorator: the operation is the method `name` of a corrected client.
 
-    @functools.wraps(operation)
-    def retry(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-        name = arguments["collection_name"]
-        cached = yield from cache.lookup(name)
-        for _ in range(CHANGES):
-            try:
-                return (yield from operation(cache, cached, arguments))
-            except Exception as error:
-                if cached.manifest is None or fault_of(error) in PASSING:
-                    raise
-                now = yield from cache.lookup(name, cached)
-                if now.state == cached.state:
-                    raise
-                cached = now
-        return (yield from operation(cache, cached, arguments))
+    It is made again if the state of its collection changes. On a collection without a
+    correction the method is the plain client's.
+    """
 
-    return retry
+    def decorate(operation: OnState) -> OfClient:
+        def method(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+            collection = arguments["collection_name"]
+            cached = yield from cache.lookup(collection)
+            changes = 0
+            while cached.manifest is not None:
+                try:
+                    return (yield from operation(cache, cached, arguments))
+                except Exception as error:
+                    if fault_of(error) in PASSING or changes == CHANGES:
+                        raise
+                    now = yield from cache.lookup(collection, cached)
+                    if now.state == cached.state:
+                        raise
+                    cached = now
+                    changes += 1
+            return (yield Call(getattr(cache.raw, name), **arguments))
+
+        return method
+
+    return decorate

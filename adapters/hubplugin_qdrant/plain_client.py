@@ -24,7 +24,7 @@ ShardKey: TypeAlias = models.ShardKeySelector | None
 Arguments: TypeAlias = dict[str, Any]
 """The arguments of a client's method, by name."""
 
-Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
+Kind = TypeVar("Kind")
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
@@ -50,7 +50,7 @@ def address(client: QdrantClient) -> str:
     return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
 
 
-def clone_client(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
+def clone_client(client: Any, kind: type[Kind]) -> Kind:
     """Return a client of the class `kind` that shares the connection and all other
     attributes of `client`."""
     clone = kind.__new__(kind)

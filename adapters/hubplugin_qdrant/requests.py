@@ -1,32 +1,38 @@
-"""Pure: a request and the manifest in, the corrected request out. Nothing here knows a client.
+"""Pure: a request and the manifest in, the corrected request out.
 
-A nearest query becomes a prefetch of itself, over more candidates, under a formula that adds the offset:
+Nothing here knows a client. A nearest query becomes a prefetch of itself, over more
+candidates, under a formula that adds the offset:
 
-    query=q, limit=10   ->   prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
+    query=q, limit=10
+    -> prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector" it goes to the augmented vector, and for points that another client wrote without one, to
-their own:
+With storage="vector" it goes to the augmented vector, and for points that another client
+wrote without one, to their own:
 
-    query=q, limit=10   ->   prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
+    query=q, limit=10
+    -> prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
 
-Where the model has a query map, S, the first form maps the query; in the second it lies in the augmented vectors:
+If the model has a query map, S, the first form maps the query; in the second the map
+lies in the augmented vectors:
 
-    query=q, limit=10   ->   prefetch=[query=q + S q, limit=100], query=formula(|q + S q| * $score + hub_offset.v1)
+    query=q, limit=10
+    -> prefetch=[query=q + S q, limit=100], query=formula(|q + S q| * $score + hub_offset.v1)
 
-Under cosine the server divides by that length. Every other query on such a vector, as a recommendation, has the vectors
-in it mapped; points in it, named by their ids, are targets and stay.
+Under cosine the server divides by that length. Any other query, as a recommendation, is
+raw.
 
-This is done wherever it stands in the tree, so that a fusion, a user's formula or a re-scoring above it gets
-corrected candidates and corrected scores. A formula ranks descending, so under Euclidean distance it yields the
-similarity S = offset - distance^2 / 2, which is turned into a distance again in what is found.
+Nearest queries are corrected at every depth of the tree, so that a fusion, a user's
+formula or a re-scoring above gets corrected candidates and scores. A formula ranks
+descending, so under Euclidean distance it yields the similarity S = offset -
+distance^2 / 2, and the answer is turned into distances again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -35,7 +41,6 @@ from qdrant_client import models
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.model import QueryMap
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, ShardKey, resolve
 
@@ -90,6 +95,8 @@ def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Argument
 
 Node: TypeAlias = models.QueryRequest | models.Prefetch
 
+AnyNode = TypeVar("AnyNode", models.QueryRequest, models.Prefetch)
+
 
 def prefetches_of(node: Node) -> list[models.Prefetch]:
     """Return the prefetches of `node` as a list, however many it has."""
@@ -124,11 +131,7 @@ def version_for(
     if version.storage == "payload":
         return version
     asked = nearest(query)
-    if isinstance(asked, EMBEDDED):
-        raise InputError(
-            f"a {type(asked).__name__} that the server embeds cannot be augmented for storage='vector': "
-            "embed it in the client (cloud_inference=False), or apply storage='payload'"
-        )
+    refuse_embedded(asked)
     # The request goes on as it is, and the server refuses a vector of another dimension
     # or the id of a missing point.
     if isinstance(asked, list) and len(asked) == version.dim:
@@ -136,36 +139,38 @@ def version_for(
     return None
 
 
+def refuse_embedded(asked: object) -> None:
+    """Raise InputError if the server is to embed what is `asked` for."""
+    if isinstance(asked, EMBEDDED):
+        raise InputError(
+            f"a {type(asked).__name__} that the server embeds cannot be searched "
+            "corrected, by storage='vector' or a query map: embed it in the client "
+            "(cloud_inference=False), or apply storage='payload' without learn"
+        )
+
+
 def asked_point(
-    node: Node, manifest: QdrantManifest
+    request: models.QueryRequest, manifest: QdrantManifest
 ) -> tuple[int | str, QdrantVersion] | None:
-    """Return the id of the point whose nearest `node` asks for, and the version that
-    corrects them with storage="vector".
+    """Return the id of the point whose nearest `request` asks for in second vectors,
+    and the version of these.
 
     Second vectors are searched by a vector only, so the caller has to replace the id.
-    None for any other node.
+    None for any other request. Raises InputError if a prefetch asks so.
     """
-    version = manifest.active.get(node.using or "")
-    point = nearest(node.query)
-    is_id = isinstance(point, (int, str, UUID)) and is_nearest(node.query)
-    if version is None or version.storage != "vector" or not is_id:
-        return None
-    if not isinstance(point, int):
-        point = str(point)
-    return point, version
-
-
-def require_vectors(request: models.QueryRequest, manifest: QdrantManifest) -> None:
-    """Raise InputError if a prefetch of `request` would search second vectors by an
-    id."""
-    for child in prefetches_of(request):
-        for node in nodes(child):
-            if asked_point(node, manifest) is not None:
-                raise InputError(
-                    f"prefetch: the nearest of point {nearest(node.query)!r}: with "
-                    "storage='vector' a prefetch takes vectors only; retrieve the "
-                    "point and pass its vector"
-                )
+    for node in nodes(request):
+        version = manifest.active.get(node.using or "")
+        point = nearest(node.query)
+        is_id = isinstance(point, (int, str, UUID)) and is_nearest(node.query)
+        if version is None or version.storage != "vector" or not is_id:
+            continue
+        if node is not request:
+            raise InputError(
+                f"prefetch: the nearest of point {point!r}: with storage='vector' a "
+                "prefetch takes vectors only; retrieve the point and pass its vector"
+            )
+        return point if isinstance(point, int) else str(point), version
+    return None
 
 
 def is_nearest(query: object) -> bool:
@@ -178,7 +183,7 @@ def is_nearest(query: object) -> bool:
     return isinstance(query, (int, str, UUID, *EMBEDDED))
 
 
-def hide_key(with_payload: object, key: str | None) -> object:
+def hide_key(with_payload: Any, key: str | None) -> Any:
     """Return the payload selector `with_payload` without our `key`.
 
     A selector that names the keys it wants stays as it is, and so does any without a
@@ -194,7 +199,7 @@ def hide_key(with_payload: object, key: str | None) -> object:
 
 
 def hide_vectors(
-    vector: models.VectorStructOutput | None, names: tuple[str, ...]
+    vector: models.VectorStructOutput | None, names: Collection[str]
 ) -> Any:
     """Return the vectors of a point without the augmented ones, called `names`."""
     if not isinstance(vector, dict):
@@ -299,36 +304,29 @@ Finish: TypeAlias = Callable[[Points], Points]
 """Turns the answer to a corrected request into the answer to the original one."""
 
 
-def rewrite(
-    request: models.QueryRequest, manifest: QdrantManifest, hidden: str | None = None
-) -> tuple[models.QueryRequest, Finish]:
-    """Correct every nearest query in `request` on a vector that `manifest` corrects.
-
-    For storage="vector" such a query must be the vector itself: see `asked_point`.
-    The payload key `hidden` is left out of the answer.
-    """
-    fields, finish = _correct(request, manifest)
-    fields["with_payload"] = hide_key(request.with_payload, hidden)
-    return request.model_copy(update=fields), finish
-
-
 SERVER_LIMIT = 10
 """The limit of a request or prefetch that states none."""
 
 
-def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Finish]:
-    """Return the fields of `node` that change, and the finish of its answer."""
+def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
+    """Correct every nearest query in `node` on a vector that `manifest` corrects.
+
+    For storage="vector" such a query must be the vector itself: see `asked_point`.
+
+    Returns:
+        The corrected request or prefetch, and the finish of its answer.
+    """
     children = prefetches_of(node)
-    prefetches = [
-        child.model_copy(update=_correct(child, manifest)[0]) for child in children
-    ]
+    prefetches = [rewrite(child, manifest)[0] for child in children]
     version = version_for(node.query, node.using, manifest)
+    fields: dict[str, Any]
     if version is None:
-        query = map_examples(node.query, node.using, manifest)
-        query = _over_distances(query, children, manifest)
-        return {"prefetch": prefetches or None, "query": query}, as_found
+        query = _over_distances(node.query, children, manifest)
+        fields = {"prefetch": prefetches or None, "query": query}
+        return node.model_copy(update=fields), as_found
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
-        return _augment(node, prefetches, version), as_found
+        fields = _augment(node, prefetches, version)
+        return node.model_copy(update=fields), as_found
     # Correcting reorders results, so those before the offset are needed, too.
     results = (node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0)
     if version.storage == "vector":
@@ -348,7 +346,7 @@ def _correct(node: Node, manifest: QdrantManifest) -> tuple[dict[str, Any], Fini
         "filter": None,
         "lookup_from": None,
     }
-    return fields, _finisher(version.metric, threshold)
+    return node.model_copy(update=fields), _finisher(version.metric, threshold)
 
 
 def as_found(points: Points) -> Points:
@@ -357,12 +355,13 @@ def as_found(points: Points) -> Points:
 
 
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
-    """Return the finish that turns similarities into scores of the collection, which
-    are distances for Euclidean.
+    """Return the finish that turns similarities into scores of the collection.
 
     It drops points below `threshold`, on the corrected similarity: servers before 1.17
     ignore the threshold of a formula.
     """
+    if metric is not Metric.EUCLIDEAN and threshold is None:
+        return as_found
     least = np.float32(-np.inf if threshold is None else threshold)
 
     def finish(points: Points) -> Points:
@@ -370,14 +369,17 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
         if metric is not Metric.EUCLIDEAN:
             return points
         # In local mode one object may be in several groups: none is changed.
-        return [point.model_copy(update={"score": distance(point)}) for point in points]
+        return [
+            point.model_copy(update={"score": as_distance(point.score)})
+            for point in points
+        ]
 
-    def distance(point: models.ScoredPoint) -> float:
-        """Return sqrt(distance^2 - 2 offset); with a negative square, -sqrt(-square)."""
-        return math.copysign(math.sqrt(2.0 * abs(point.score)), -point.score)
+    return finish
 
-    is_unchanged = metric is not Metric.EUCLIDEAN and threshold is None
-    return as_found if is_unchanged else finish
+
+def as_distance(similarity: float) -> float:
+    """Return sqrt(distance^2 - 2 offset); with a negative square, -sqrt(-square)."""
+    return math.copysign(math.sqrt(2.0 * abs(similarity)), -similarity)
 
 
 def _by_raw_score(
@@ -399,8 +401,7 @@ def _by_raw_score(
     length = 1.0
     if version.mapped:
         asked = nearest(query)
-        if isinstance(asked, EMBEDDED):
-            raise unmappable(asked)
+        refuse_embedded(asked)
         if isinstance(asked, list):
             query, length = map_query(asked, version)
     candidates = models.Prefetch.model_construct(
@@ -517,7 +518,7 @@ def _over_distances(
     )
 
 
-def _as_distances(expression: models.Expression, names: set[str]) -> models.Expression:
+def _as_distances(expression: Any, names: set[str]) -> Any:
     """Turn the similarities S called `names` in `expression` into distances:
     x / sqrt(|x|) with x = -2 S. This is sqrt(x), or -sqrt(-x) where x is negative."""
     if isinstance(expression, str) and expression in names:
@@ -533,19 +534,6 @@ def _as_distances(expression: models.Expression, names: set[str]) -> models.Expr
     parts = {name: _as_distances(value, names) for name, value in fields}
     return expression.model_copy(update=parts)
 
-
-WITH_EXAMPLES = tuple(
-    getattr(models, name)
-    for name in (
-        "NearestQuery",
-        "RecommendQuery",
-        "DiscoverQuery",
-        "ContextQuery",
-        "RelevanceFeedbackQuery",
-    )
-    if hasattr(models, name)  # qdrant-client 1.18 lacks the last
-)
-"""Queries that hold vectors, which a query map maps."""
 
 UNIT = 1e-6
 """How far from 1 rounding to float32 takes the length of a unit vector: vectors as
@@ -565,49 +553,6 @@ def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], 
         return version.map(np.array(query, np.float32)).tolist(), 1.0
     mapped = version.map(np.array(as_unit(query), np.float32))
     return mapped.tolist(), float(np.linalg.norm(mapped))
-
-
-def map_examples(query: Any, using: str | None, manifest: QdrantManifest) -> Any:
-    """Return a `query` that is not corrected, with its vectors mapped if queries on
-    `using` are mapped by the client.
-
-    With storage="vector" they are not: the augmented vectors contain the map.
-    """
-    version = manifest.active.get(using or "")
-    if version is None or not version.mapped or version.storage == "vector":
-        return query
-    if not isinstance(query, WITH_EXAMPLES):
-        return query
-    return _map_within(query, version.map)
-
-
-def _map_within(part: Any, query_map: QueryMap) -> Any:
-    """Map the vectors in `part` of a query.
-
-    They are not brought to unit length before: an average weighs them by length. Raises
-    InputError for a document that the server embeds.
-    """
-    if isinstance(part, list):
-        if not part or not isinstance(part[0], float):
-            return [_map_within(item, query_map) for item in part]
-        if len(part) != len(query_map.step):
-            return part  # of another dimension: the server refuses it
-        return query_map(np.array(part, np.float32)).tolist()
-    if isinstance(part, EMBEDDED):
-        raise unmappable(part)
-    if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
-        return part
-    fields = part.__dict__.items()
-    return part.model_copy(
-        update={name: _map_within(value, query_map) for name, value in fields}
-    )
-
-
-def unmappable(document: object) -> InputError:
-    return InputError(
-        f"a {type(document).__name__} that the server embeds cannot go through the query map of the correction: "
-        "embed it in the client (cloud_inference=False), or apply without learn"
-    )
 
 
 def as_unit(vector: list[float]) -> list[float]:

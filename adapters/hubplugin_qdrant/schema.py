@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -16,17 +15,12 @@ from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import Searches, calibrate
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.offsets import set_offsets
-from hubplugin_qdrant.plain_client import PointId, ShardKey
 from hubplugin_qdrant.transport import (
-    Items,
     QdrantTransport,
-    chunks,
 )
 
 VECTORS_IN_PLACE = (1, 18)
@@ -54,21 +48,24 @@ DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
-VECTORS_AT_ONCE = 500
-"""Vectors in a request. With small requests a server reads some while it stores
-others: it took 6,100 vectors of 384 dimensions a second, but 4,200 in requests of
-2,000."""
-
 NEARLY = 0.9
 """The share of points in the graph from which on searches are as fast as with all of
 them. A server leaves the last few points out."""
 
 
-class Schema(ABC):
-    """How the collection behind `transport` keeps the offsets of its vector `using`.
+class Schema:
+    """How a collection keeps the offsets of one vector: the part that storages share.
 
-    using: "" is the unnamed vector. parameters: those of the vector.
+    Each storage also says what it costs (`cost`, `writing`) and does (`plan`), makes
+    room for a version before anything is written (`prepare`), and deletes what belongs
+    to versions (`delete`).
+
+    using: The name of the vector; "" for the unnamed one.
+    parameters: The parameters of the vector.
+    writing: The time to write all points, as a multiple of the time to read them.
     """
+
+    writing: float
 
     def __init__(
         self, transport: QdrantTransport, using: str, parameters: models.VectorParams
@@ -78,32 +75,6 @@ class Schema(ABC):
         self.parameters = parameters
         self.metric = METRICS[parameters.distance]
         self.dim = parameters.size
-
-    def require_room(  # noqa: B027
-        self, manifest: QdrantManifest, version: QdrantVersion | None
-    ) -> None:
-        """Raise StoreError if strict mode leaves no room for `version`.
-
-        version: None for a new version, beside those of `manifest`.
-        """
-
-    writing: float
-    """The time to write all points, as a multiple of the time to read them."""
-
-    @abstractmethod
-    def cost(self) -> str:
-        """Say what the offsets of all points take of memory and disk."""
-
-    @abstractmethod
-    def prepare(self, version: QdrantVersion) -> None:
-        """Make room for `version` before anything is written."""
-
-    @abstractmethod
-    def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        """Start to give each point of `items`, of this shard key, its value.
-
-        The values are those of `offsets.values_of`; see `QdrantTransport.send`.
-        """
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
@@ -162,70 +133,25 @@ class Schema(ABC):
         kilobytes = 4 * self.dim * self.transport.count() / 1024
         return kilobytes > max(info.segments_count, 1) * threshold > 0
 
-    def delete_keys(
-        self, keys: Sequence[str], points: list[Id], shard_key: ShardKey
-    ) -> None:
-        """Start to delete the payload `keys` of `points`, of this shard key."""
-        client, collection = self.transport.client, self.transport.collection
-
-        def request(items: Items) -> None:
-            ids: list[PointId] = [point for point, _ in items]
-            selector = models.PointIdsList(points=ids, shard_key=shard_key)
-            client.delete_payload(collection, list(keys), selector, wait=True)
-
-        for part in chunks(points if keys else (), self.transport.page_size):
-            self.transport.send([(point, None) for point in part], request)
-
-    @abstractmethod
-    def delete(
-        self,
-        versions: Sequence[QdrantVersion],
-        is_last: bool,
-        progress: Progress | None,
-    ) -> None:
-        """Delete the indexes or vectors of `versions`.
-
-        is_last: True if no other version is left.
-        """
-
-    @abstractmethod
-    def plan(self, number: int) -> list[str]:
-        """Say in lines what version `number` would do; the first says what each point
-        would get."""
-
 
 class PayloadSchema(Schema):
     """A number under our payload key, with a float index on it."""
 
     writing = 4.0
 
-    def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        client, collection = self.transport.client, self.transport.collection
-
-        def request(items: Items) -> None:
-            operations = [
-                set_offsets(key, {version.field: offset}, shard_key)
-                for key, offset in items
-            ]
-            # With wait=True a server waits after every operation, so send all without
-            # waiting and flush once. Local mode has nothing to flush.
-            client.batch_update_points(
-                collection, operations, wait=self.transport.is_local
-            )
-            if not self.transport.is_local:
-                self.transport.flush(shard_key)
-
-        self.transport.send(items, request)
-
     def require_room(
         self, manifest: QdrantManifest, version: QdrantVersion | None
     ) -> None:
+        """Raise StoreError if strict mode leaves no room for the index of `version`.
+
+        None is a new version, beside those of `manifest`.
+        """
         limit = self.transport.strict.max_payload_index_count
-        indexes = _indexes(self.transport.info)
+        indexes = _indexes(self.transport.opened)
         if limit is None or (version is not None and version.key in indexes):
             return
         # Indexes of retired versions are deleted before a new one is made.
-        indexes -= set(m.payload_keys(manifest.give_up().retired))
+        indexes -= m.payload_keys(manifest.give_up().retired)
         if len(indexes) >= limit:
             names = ", ".join(map(repr, sorted(indexes))) or "none"
             raise StoreError(
@@ -235,79 +161,35 @@ class PayloadSchema(Schema):
                 Parameter("storage", "vector"),
             )
 
-    def finish(
-        self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
-    ) -> QdrantVersion:
-        transport = self.transport
-        # Somebody may have deleted the index meanwhile.
-        if not transport.is_local and self._ask_for_index(version):
-            transport.wait_until(
-                lambda: version.key in _indexes(transport.describe()),
-                "waiting for the index",
-                "searches are slower without it, and strict mode may refuse them; look "
-                "at the server's log",
-                progress,
-            )
-        return super().finish(version, queries, progress)
-
     def prepare(self, version: QdrantVersion) -> None:
-        """Ask for the index while no point has the key, so that the graph is
-        built without links for it."""
-        if not self.transport.is_local:  # local mode has no indexes, and warns of it
-            self._ask_for_index(version)
+        """Create a float index on the offsets, unless there is one.
 
-    def _ask_for_index(self, version: QdrantVersion) -> bool:
-        """Ask for a float index on the offsets, and return True; False if there is one.
-
-        Formulas are faster with an index, and strict mode allows no others.
+        Formulas are faster with it, and strict mode allows no others. It comes before
+        the offsets, so that the graph is built without links for it. The server makes it
+        before it does any later write.
         """
         transport = self.transport
-        client, collection = transport.client, transport.collection
-        if version.key in _indexes(transport.describe()):
-            return False
-        schema: models.PayloadSchemaType | models.FloatIndexParams = (
-            models.PayloadSchemaType.FLOAT
-        )
-        if transport.server >= SMALL_INDEXES:  # nobody filters by it
-            schema = models.FloatIndexParams(
-                type=models.FloatIndexType.FLOAT, enable_hnsw=False
-            )
-        create = client.create_payload_index
-        transport.retry(create, collection, version.key, schema, wait=False)
-        return True
-
-    def delete(
-        self,
-        versions: Sequence[QdrantVersion],
-        is_last: bool,
-        progress: Progress | None,
-    ) -> None:
-        """Delete the indexes of `versions`; all of ours if `is_last`. The numbers in
-        the payloads of points stay."""
-        transport = self.transport
-        written = set(m.payload_keys(versions))
-
-        def indexes() -> set[str]:
-            """Return the keys of the indexes that are still to be deleted."""
-            ours = rf"{m.KEY}\.v[1-9]\d*"  # also those that no manifest knows
-            paths = _indexes(transport.describe())
-            return {
-                path
-                for path in paths
-                if path in written or (is_last and re.fullmatch(ours, path))
-            }
-
-        if transport.is_local:
+        if transport.is_local:  # has no indexes, and warns of it
             return
-        for path in indexes():
-            delete = transport.client.delete_payload_index
-            transport.retry(delete, transport.collection, path, wait=False)
-        transport.wait_until(
-            lambda: not indexes(),
-            "deleting the index",
-            "the index on the offsets is left",
-            progress,
-        )
+        if version.key in _indexes(transport.describe()):
+            return
+        schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT)
+        if transport.server >= SMALL_INDEXES:  # nobody filters by it
+            schema.enable_hnsw = False
+        transport.ask("create_payload_index", version.key, schema, wait=False)
+
+    def delete(self, versions: Sequence[QdrantVersion], is_last: bool) -> None:
+        """Delete the indexes of `versions`; all of ours if `is_last`.
+
+        The numbers in the payloads of points stay.
+        """
+        if self.transport.is_local:
+            return
+        written = m.payload_keys(versions)
+        ours = rf"{m.KEY}\.v[1-9]\d*"  # also those that no manifest knows
+        for path in _indexes(self.transport.describe()):
+            if path in written or (is_last and re.fullmatch(ours, path)):
+                self.transport.ask("delete_payload_index", path, wait=True)
 
     def cost(self) -> str:
         points = self.transport.count()
@@ -379,7 +261,6 @@ class VectorSchema(Schema):
 
     def prepare(self, version: QdrantVersion) -> None:
         transport = self.transport
-        client, collection = transport.client, transport.collection
         name = version.augmented_vector
         is_distance = version.metric is Metric.EUCLIDEAN
         dense = models.DenseVectorConfig(
@@ -389,8 +270,7 @@ class VectorSchema(Schema):
         )
         if name not in vector_names(transport.describe()):
             config = models.DenseVectorNameConfig(dense=dense)
-            create = client.create_vector_name
-            transport.retry(create, collection, name, config, wait=True)
+            transport.ask("create_vector_name", name, config, wait=True)
             transport.wait_until(
                 lambda: name in vector_names(transport.describe()),
                 "adding a vector",
@@ -403,50 +283,30 @@ class VectorSchema(Schema):
         )
         if settings:
             changes = {name: models.VectorParamsDiff.model_validate(settings)}
-            update = client.update_collection
-            transport.retry(update, collection, vectors_config=changes)
+            transport.ask("update_collection", vectors_config=changes)
 
-    def write(self, version: QdrantVersion, items: Items, shard_key: ShardKey) -> None:
-        client, collection = self.transport.client, self.transport.collection
-        name = version.augmented_vector
-
-        def request(items: Items) -> None:
-            points = [
-                models.PointVectors.model_construct(id=key, vector={name: vector})
-                for key, vector in items
-            ]
-            client.update_vectors(
-                collection, points, wait=True, shard_key_selector=shard_key
-            )
-
-        for part in chunks(items, VECTORS_AT_ONCE):
-            self.transport.send(part, request)
-
-    def delete(
-        self,
-        versions: Sequence[QdrantVersion],
-        is_last: bool,
-        progress: Progress | None,
-    ) -> None:
-        transport = self.transport
-        names = set(m.vectors_of(versions))
+    def delete(self, versions: Sequence[QdrantVersion], is_last: bool) -> None:
+        names = m.vectors_of(versions)
         if names:
-            names &= vector_names(transport.describe())
+            names &= vector_names(self.transport.describe())
         for name in names:
-            delete = transport.client.delete_vector_name
-            transport.retry(delete, transport.collection, name, wait=True)
+            self.transport.ask("delete_vector_name", name, wait=True)
 
     def plan(self, number: int) -> list[str]:
-        beside = repr(self.using) if self.using else "the unnamed one"
-        lines = [
-            f"a vector 'hub_v{number}' of {self.dim + 1} dimensions beside {beside}"
+        vector = f"a vector 'hub_v{number}' of {self.dim + 1} dimensions"
+        if self.using:
+            return [f"{vector} beside {self.using!r}"]
+        return [
+            f"{vector} beside the unnamed one",
+            'after a removal get_collection would show {"": VectorParams(...)} for '
+            "VectorParams(...)",
         ]
-        if not self.using:
-            lines.append(
-                'after a removal get_collection would show {"": VectorParams(...)} for '
-                "VectorParams(...)"
-            )
-        return lines
+
+
+SCHEMAS: dict[Storage, type[PayloadSchema] | type[VectorSchema]] = {
+    "vector": VectorSchema,
+    "payload": PayloadSchema,
+}
 
 
 def choose_storage(
@@ -539,31 +399,26 @@ def find_vector(
     there = f"dense vectors there: {', '.join(map(repr, dense)) or 'none'}"
     if using in (info.config.params.sparse_vectors or {}) or not dense:
         raise StoreError(f"{url}: sparse vectors have no offsets; {there}")
-    if using and using not in dense:
-        raise StoreError(f"{url}: there is no vector {using!r}; {there}")
+    if not using and len(dense) == 1:
+        (using,) = dense
+    if not using and using not in dense:
+        which = Parameter("vector")
+        raise StoreError(f"{url}: name one of its vectors with ", which, f"; {there}")
     if using not in dense:
-        if len(dense) > 1:
-            which = Parameter("vector")
-            raise StoreError(
-                f"{url}: name one of its vectors with ", which, f"; {there}"
-            )
-        using = next(iter(dense))
+        raise StoreError(f"{url}: there is no vector {using!r}; {there}")
     vector = dense[using]
-    name = f"vector {using!r}" if using else "the vector"
-    if vector.multivector_config is not None:
-        raise StoreError(
-            f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use "
-            "a dense vector"
-        )
-    if vector.datatype == models.Datatype.UINT8:
-        raise StoreError(
-            f"{url}: {name} is of uint8, which no query bank of floats compares with; "
-            "use float16 or float32"
-        )
-    if vector.distance not in METRICS:
+    is_usable = (
+        vector.distance in METRICS
+        and vector.multivector_config is None
+        and vector.datatype != models.Datatype.UINT8
+    )
+    if not is_usable:
+        kind = "multi-vector" if vector.multivector_config else "vector"
+        numbers = (vector.datatype or models.Datatype.FLOAT32).value
         distances = ", ".join(distance.value for distance in METRICS)
         raise StoreError(
-            f"{url}: {name} ranks by {vector.distance.value}; offsets are for "
-            f"{distances}: re-create it as one"
+            f"{url}: vector {using!r} is a {kind} of {numbers} that ranks by "
+            f"{vector.distance.value}; offsets need one vector a point, so use a dense "
+            f"vector of float16 or float32, with one of {distances}"
         )
     return using, vector

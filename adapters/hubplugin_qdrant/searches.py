@@ -8,27 +8,28 @@ document in a prefetch or a batch is embedded out of sight.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorder, as_target
+from hubplugin.store import Explanation
+from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Operation
-from hubplugin_qdrant.manifest import QdrantManifest
 from hubplugin_qdrant.metadata import (
     CachedManifest,
     CorrectionCache,
-    OnState,
-    retry_on_conflict,
+    OfClient,
+    corrected,
 )
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Finish,
     as_arguments,
-    as_found,
     as_request,
     as_requests,
     asked_point,
@@ -36,21 +37,17 @@ from hubplugin_qdrant.requests import (
     hide_vectors,
     nearest,
     nodes,
-    require_vectors,
     rewrite,
 )
 
 
-def record(operation: OnState) -> OnState:
+def record(operation: OfClient) -> OfClient:
     """Return `operation`, a search, that records its queries once it is answered."""
 
-    @functools.wraps(operation)
-    def search(
-        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-    ) -> Operation[Any]:
+    def search(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         recorder = cache.recorder
         if recorder is None:
-            return (yield from operation(cache, cached, arguments))
+            return (yield from operation(cache, arguments))
         text = None
         document = nearest(arguments.get("query"))
         if isinstance(document, models.Document):
@@ -58,9 +55,11 @@ def record(operation: OnState) -> OnState:
             vector = yield from _embed(cache, document)
             text = document.text
             arguments = arguments | {"query": vector}
-        answer = yield from operation(cache, cached, arguments)
+        answer = yield from operation(cache, arguments)
         try:
-            if _keeps(recorder, arguments["collection_name"], cached.collection):
+            name = arguments["collection_name"]
+            cached = yield from cache.lookup(name)
+            if _keeps(recorder, name, cached.collection):
                 for using, query in _dense_queries(arguments):
                     recorder.within(cached.collection, using).add(query, text)
         except Exception as error:  # a search that was answered never fails
@@ -122,74 +121,66 @@ def click(
         recorder.fail(error, "a click is")
 
 
-@retry_on_conflict
 @record
+@corrected("query_points")
 def query_points(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    finish: Finish = as_found
-    if cached.manifest is not None:
-        requests = [as_request(arguments)]
-        ((request, finish),) = yield from rewrite_requests(cache, cached, requests)
-        arguments = as_arguments(arguments, request)
+    arguments, finish = yield from _rewrite_arguments(cache, cached, arguments)
     response = yield Call(cache.raw.query_points, **arguments)
     response.points = finish(response.points)
-    _hide_ours(cached, response.points, arguments.get("with_vectors"))
     return response
 
 
-@retry_on_conflict
 @record
-def query_batch_points(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-) -> Operation[Any]:
-    rewritten: list[tuple[Any, Finish]]
-    rewritten = [(request, as_found) for request in arguments["requests"]]
-    if cached.manifest is not None:
-        requests = as_requests(arguments["requests"])
-        rewritten = yield from rewrite_requests(cache, cached, requests)
-    arguments = arguments | {"requests": [request for request, _ in rewritten]}
-    responses = yield Call(cache.raw.query_batch_points, **arguments)
-    for response, (request, finish) in zip(responses, rewritten, strict=True):
-        response.points = finish(response.points)
-        with_vectors = getattr(request, "with_vector", None)
-        _hide_ours(cached, response.points, with_vectors)
-    return responses
-
-
-@retry_on_conflict
-@record
+@corrected("query_points_groups")
 def query_points_groups(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    finish: Finish = as_found
-    if cached.manifest is not None:
-        # The server multiplies the candidates by the size of a group.
-        requests = [as_request(arguments)]
-        ((request, finish),) = yield from rewrite_requests(cache, cached, requests)
-        arguments = as_arguments(arguments, request)
-        del arguments["offset"]
+    # The server multiplies the candidates by the size of a group.
+    arguments, finish = yield from _rewrite_arguments(cache, cached, arguments)
+    del arguments["offset"]
     result = yield Call(cache.raw.query_points_groups, **arguments)
     for group in result.groups:
         group.hits = finish(group.hits)
-        _hide_ours(cached, group.hits, arguments.get("with_vectors"))
     result.groups = [group for group in result.groups if group.hits]
     return result
+
+
+@record
+@corrected("query_batch_points")
+def query_batch_points(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[Any]:
+    requests = as_requests(arguments["requests"])
+    rewritten = yield from rewrite_requests(cache, cached, requests)
+    arguments = arguments | {"requests": [request for request, _ in rewritten]}
+    responses = yield Call(cache.raw.query_batch_points, **arguments)
+    for response, (_, finish) in zip(responses, rewritten, strict=True):
+        response.points = finish(response.points)
+    return responses
+
+
+def _rewrite_arguments(
+    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+) -> Operation[tuple[Arguments, Finish]]:
+    """Rewrite the `arguments` of a single query as `rewrite_requests` does."""
+    requests = [as_request(arguments)]
+    ((request, finish),) = yield from rewrite_requests(cache, cached, requests)
+    return as_arguments(arguments, request), finish
 
 
 def rewrite_requests(
     cache: CorrectionCache, cached: CachedManifest, requests: list[models.QueryRequest]
 ) -> Operation[list[tuple[models.QueryRequest, Finish]]]:
-    """Rewrite `requests` to one collection as they are sent: corrected, and without
-    our payload key.
+    """Rewrite `requests` to one collection as they are sent.
 
-    Where a query must be a vector first, documents and the point that a request asks
-    for become their vectors.
+    They are corrected, and their answers show nothing of ours. If a query must be a
+    vector first, documents and the point that a request asks for become their vectors.
 
     Returns:
         Each request, and how its answer is finished.
     """
-    manifest = cached.manifest or QdrantManifest()
     is_simple = all(
         isinstance(nearest(request.query), list) and not request.prefetch
         for request in requests
@@ -198,9 +189,20 @@ def rewrite_requests(
         embedded = yield from cache.embed_queries(requests)
         requests = []
         for request in embedded:
-            require_vectors(request, manifest)
             requests.append((yield from _look_up(cache, cached, request)))
-    return [rewrite(request, manifest, cached.offset_key) for request in requests]
+    rewritten = []
+    for request in requests:
+        sent, finish = rewrite(request, cached.known)
+        sent.with_payload = hide_key(request.with_payload, cached.offset_key)
+        if request.with_vector is True and cached.augmented_vectors:
+            finish = _hiding(cached, finish)
+        rewritten.append((sent, finish))
+    return rewritten
+
+
+def _hiding(cached: CachedManifest, finish: Finish) -> Finish:
+    """Return `finish` that also takes out our vectors."""
+    return lambda points: _hide_ours(cached, finish(points), with_vectors=True)
 
 
 def _look_up(
@@ -210,7 +212,7 @@ def _look_up(
 
     A point of the searched collection is left out of the answer, as it is by a server.
     """
-    asked = asked_point(request, cached.manifest or QdrantManifest())
+    asked = asked_point(request, cached.known)
     if asked is None:
         return request
     point, version = asked
@@ -236,47 +238,62 @@ def _look_up(
     )
 
 
+def explain(
+    cache: CorrectionCache, collection: str, request: models.QueryRequest
+) -> Operation[Explanation]:
+    """Return `request` to a corrected `collection` as another client sends it.
+
+    docs/other-clients.md says what its numbers mean, and what Euclidean distance and a
+    query map change.
+    """
+    cached = yield from cache.lookup(collection)
+    ((corrected_request, _),) = yield from rewrite_requests(cache, cached, [request])
+    fields = corrected_request.model_dump_json(
+        exclude_none=True, exclude_defaults=True, by_alias=True
+    )
+    path = f"/collections/{collection}/points/query"
+    quoted = fields.replace("'", "'\\''")
+    lines = [
+        f"curl -X POST {plain_client.address(cache.raw)}{path}",
+        "  -H 'Content-Type: application/json'",
+        f"  -d '{quoted}'",
+    ]
+    if "QDRANT_API_KEY" in os.environ:
+        lines.insert(2, '  -H "api-key: $QDRANT_API_KEY"')
+    request_as_json = {"method": "POST", "path": path, "body": json.loads(fields)}
+    return Explanation(" \\\n".join(lines), request_as_json)
+
+
 def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    shown = _without_key(arguments, cached.offset_key)
-    records = yield Call(cache.raw.retrieve, **shown)
-    _hide_ours(cached, records, arguments.get("with_vectors"))
-    return records
+    records = yield Call(cache.raw.retrieve, **_without_key(cached, arguments))
+    return _hide_ours(cached, records, arguments.get("with_vectors"))
 
 
 def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    shown = _without_key(arguments, cached.offset_key)
-    records, next_offset = yield Call(cache.raw.scroll, **shown)
-    _hide_ours(cached, records, arguments.get("with_vectors"))
-    return records, next_offset
+    records, following = yield Call(cache.raw.scroll, **_without_key(cached, arguments))
+    return _hide_ours(cached, records, arguments.get("with_vectors")), following
 
 
-def _without_key(arguments: Arguments, key: str | None) -> Arguments:
-    """Return `arguments` that leave our `key` out; as they are without one."""
-    if key is None:
-        return arguments
-    selector = hide_key(arguments.get("with_payload", True), key)
+def _without_key(cached: CachedManifest, arguments: Arguments) -> Arguments:
+    """Return `arguments` that leave out our payload key, if there is one."""
+    selector = hide_key(arguments.get("with_payload", True), cached.offset_key)
     return arguments | {"with_payload": selector}
 
 
-def _hide_ours(
-    cached: CachedManifest,
-    points: Sequence[models.ScoredPoint | models.Record],
-    with_vectors: object,
-) -> None:
-    """Take our vectors out of `points`, unless `with_vectors` asks for them by name."""
+def _hide_ours(cached: CachedManifest, points: list[Any], with_vectors: object) -> Any:
+    """Return `points` without our vectors, unless `with_vectors` names them."""
     if with_vectors is True and cached.augmented_vectors:
         for point in points:
             point.vector = hide_vectors(point.vector, cached.augmented_vectors)
+    return points
 
 
 def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     """Describe a collection without our vectors and our payload indexes."""
     cached = yield from cache.lookup(arguments["collection_name"])
     info = yield Call(cache.raw.get_collection, **arguments)
-    if cached.manifest is None:
-        return info
     schema = {
         path: index
         for path, index in info.payload_schema.items()

@@ -14,11 +14,9 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from enum import Enum, auto
-from functools import partial
+from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 import httpx
@@ -29,7 +27,7 @@ from qdrant_client.context_headers import headers
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.store import Id
+from hubplugin.store import Hits, Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
@@ -39,7 +37,7 @@ from hubplugin_qdrant.requests import nothing
 
 
 class Fault(Enum):
-    """The meaning of an error of the client.
+    """The meaning of an error of the client; its values are statuses of REST and gRPC.
 
     MISSING: There is no such collection or point.
     FORBIDDEN: The api key lacks a right.
@@ -51,55 +49,41 @@ class Fault(Enum):
     OTHER: An error that has nothing to do with a connection.
     """
 
-    MISSING = auto()
-    FORBIDDEN = auto()
-    TOO_LARGE = auto()
-    LATE = auto()
-    LIMITED = auto()
-    AWAY = auto()
-    REFUSED = auto()
-    OTHER = auto()
+    MISSING = (404, StatusCode.NOT_FOUND)
+    FORBIDDEN = (401, 403, StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
+    TOO_LARGE = (413,)
+    LATE = (408, 504, StatusCode.DEADLINE_EXCEEDED)
+    LIMITED = (429, StatusCode.RESOURCE_EXHAUSTED)
+    AWAY = (
+        502,
+        503,
+        StatusCode.UNAVAILABLE,
+        StatusCode.FAILED_PRECONDITION,
+        # A node of a cluster is away.
+        500,
+        StatusCode.INTERNAL,
+    )
+    REFUSED = ("refused",)
+    OTHER = ("other",)
 
 
 PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
 """Faults that may be over when the same request is made again."""
 
-_BY_STATUS = {
-    401: Fault.FORBIDDEN,
-    403: Fault.FORBIDDEN,
-    404: Fault.MISSING,
-    408: Fault.LATE,
-    413: Fault.TOO_LARGE,
-    429: Fault.LIMITED,
-    500: Fault.AWAY,  # a node of a cluster is away, as with INTERNAL below
-    502: Fault.AWAY,
-    503: Fault.AWAY,
-    504: Fault.LATE,
-}
-
-_BY_CODE = {
-    StatusCode.UNAUTHENTICATED: Fault.FORBIDDEN,
-    StatusCode.PERMISSION_DENIED: Fault.FORBIDDEN,
-    StatusCode.NOT_FOUND: Fault.MISSING,
-    StatusCode.DEADLINE_EXCEEDED: Fault.LATE,
-    StatusCode.RESOURCE_EXHAUSTED: Fault.LIMITED,
-    StatusCode.UNAVAILABLE: Fault.AWAY,
-    StatusCode.INTERNAL: Fault.AWAY,
-    StatusCode.FAILED_PRECONDITION: Fault.AWAY,
-}
-
 
 def fault_of(error: BaseException | None) -> Fault:
     """Return the meaning of `error`."""
+    if isinstance(error, Refusal):
+        return error.fault
     if isinstance(error, UnexpectedResponse):
         if error.status_code == 400 and b"larger than allowed" in error.content:
             return Fault.TOO_LARGE
-        return _BY_STATUS.get(error.status_code or 0, Fault.REFUSED)
+        return _fault_by_status(error.status_code)
     if isinstance(error, RpcError):
         details = str(error.details())
         if "message larger than" in details or "message length too large" in details:
             return Fault.TOO_LARGE
-        return _BY_CODE.get(error.code(), Fault.REFUSED)
+        return _fault_by_status(error.code())
     if isinstance(error, ResourceExhaustedResponse):
         return Fault.LIMITED
     if isinstance(error, (ResponseHandlingException, httpx.TransportError)):
@@ -111,6 +95,13 @@ def fault_of(error: BaseException | None) -> Fault:
     if isinstance(error, ValueError) and "not found" in str(error):
         return Fault.MISSING
     return Fault.OTHER
+
+
+def _fault_by_status(status: object) -> Fault:
+    for fault in Fault:
+        if status in fault.value:
+            return fault
+    return Fault.REFUSED
 
 
 def require_finished(answer: Answer) -> Answer:
@@ -134,42 +125,33 @@ ERRORS = (
     httpx.TransportError,
     UnexpectedResponse,
     RpcError,
+    ValueError,  # of local mode
 )
 """The errors that a client raises if a server refuses, or does not answer."""
 
 
-@contextmanager
-def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
-    """Turn an error of a client into a StoreError of one line that says what to do.
+class Refusal(StoreError):
+    """An error of a client in one line that says what to do; `fault` is its meaning."""
 
-    The line names `url` and what the client was `doing`.
-
-    collection: The collection that is asked, for the rights that an api key needs.
-    """
-    try:
-        yield
-    except HubpluginError:
-        raise
-    except (*ERRORS, ValueError) as error:
-        fault = fault_of(error)
-        place = f"{url}: {doing}"
+    def __init__(self, error: Exception, place: str, collection: str):
+        self.fault = fault = fault_of(error)
+        reason = _reason(error)
+        text = f"refused: {reason}"
         if fault in PASSING:
-            text = f"no answer ({_reason(error)}); is the server running and reachable?"
-            if fault is Fault.LATE:
-                text += f" If it is slow, {FEWER}"
-            raise StoreError(f"{place}: {text}") from None
-        text = f"refused: {_reason(error)}"
-        if fault is Fault.TOO_LARGE:
+            text = f"no answer ({reason}); is the server running and reachable?"
+        if fault is Fault.LATE:
+            text += f" If it is slow, {FEWER}"
+        elif fault is Fault.TOO_LARGE:
             text += f"; {FEWER}"
         elif fault is Fault.FORBIDDEN:
             text = (
-                f"the api key may not do this ({_reason(error)}); it is read from "
+                f"the api key may not do this ({reason}); it is read from "
                 "QDRANT_API_KEY, or is that of your client, and needs access to the "
                 "collection and to its metadata collection, "
                 f"{m.metadata_collection(collection)}: to read both, to write both for "
                 "what writes, and to manage for creating or deleting the latter"
             )
-        raise StoreError(f"{place}: {text}") from None
+        super().__init__(f"{place}: {text}")
 
 
 def _reason(error: Exception) -> str:
@@ -185,7 +167,6 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-Page = TypeVar("Page")
 Item = TypeVar("Item")
 
 
@@ -241,8 +222,11 @@ Search: TypeAlias = Callable[
 """`query_batch_points` of a client, plain or corrected: it takes a collection and
 requests."""
 
-Items: TypeAlias = list[tuple[Id, Any]]
-"""Ids of points, each with the value to write to the point."""
+Change: TypeAlias = Callable[[list[Id]], list[models.UpdateOperation]]
+"""Returns the operations that change points."""
+
+MANY = 3
+"""Operations of a request from which on it does not wait for each of them."""
 
 
 FORMULAS = (1, 14)
@@ -251,7 +235,9 @@ offsets to scores."""
 
 
 class QdrantTransport:
-    """The requests of one store to `collection`, which `open` chooses.
+    """The requests of one store to `collection`, an alias until `open` is called.
+
+    Any error is a `Refusal`, of one line.
 
     url: The name of the store in errors.
     server: The version of the server, such as (1, 18).
@@ -259,9 +245,10 @@ class QdrantTransport:
     dim: The numbers in each vector that is read; 1 until that is known.
     """
 
-    def __init__(self, client: QdrantClient, url: str):
+    def __init__(self, client: QdrantClient, url: str, collection: str):
         self.client = client
         self.url = url
+        self.collection = collection
         self.dim = 1
         # Local mode cannot be used from a second thread.
         self.is_local = plain_client.is_local(client)
@@ -269,26 +256,28 @@ class QdrantTransport:
         self._under_way: deque[Future[None]] = deque()
         self._given_up = threading.Event()
 
-    def open(self, collection: str, name: str) -> None:
-        """Use `collection`, the real name of what the user calls `name`.
+    def open(self, collection: str) -> None:
+        """Use `collection`, the real name of the alias.
 
         Raises StoreError if there is no such collection, or the server is too old.
         """
-        client = self.client
+        name = self.collection
         self.collection = collection
-        self.one_line = partial(one_line, self.url, collection=collection)
         try:
-            self._read(self.describe())
-        except Exception as error:
-            if fault_of(error) is not Fault.MISSING:
+            self._take(self.describe())
+        except Refusal as error:
+            if error.fault is not Fault.MISSING:
                 raise
-            every = [each.name for each in client.get_collections().collections]
-            names = sorted(each for each in every if not each.endswith("--hub"))
+            every = self.retry("opening", self.client.get_collections).collections
+            names = sorted(
+                each.name for each in every if not each.name.endswith("--hub")
+            )
             raise StoreError(
                 f"{self.url}: there is no collection {name!r}; there are: "
                 f"{', '.join(names) or 'none'}"
             ) from None
-        major, minor = map(int, client.info().version.split(".")[:2])
+        version = self.retry("opening", self.client.info).version
+        major, minor = map(int, version.split(".")[:2])
         self.server = (major, minor)
         if self.server < FORMULAS:
             raise StoreError(
@@ -296,7 +285,7 @@ class QdrantTransport:
                 "formulas; upgrade it to 1.14 or newer"
             )
 
-    def _read(self, info: models.CollectionInfo) -> None:
+    def _take(self, info: models.CollectionInfo) -> None:
         """Take in how the server describes the collection."""
         self.opened: models.CollectionInfo = info
         strict: Any = info.config.strict_mode_config
@@ -306,40 +295,35 @@ class QdrantTransport:
         self._counted: int | None = None
         self._points_read = 0
         self._seconds_read = 0.0
-        self._is_for_job = False
 
     def for_job(self) -> QdrantTransport:
-        """Return a copy for one job, which asks once for the description and the number
-        of points, and keeps them."""
+        """Return a copy for one job.
+
+        It keeps the description and the number of points as they are at its start.
+        """
         transport = copy.copy(self)
-        transport._read(self.describe())
-        transport._is_for_job = True
+        transport._take(self.describe())
+        transport._counted = transport.count()
         return transport
 
-    @property
-    def info(self) -> models.CollectionInfo:
-        """The description of the collection: at the start of this job, or without a job
-        as it is now."""
-        return self.opened if self._is_for_job else self.describe()
-
     def count(self) -> int:
-        """Return how many points there are; in a job, how many there were at its first
-        count.
+        """Return how many points there are; in a job, how many there were at its start.
 
         It is an estimate if strict mode forbids exact counts.
         """
         if self._counted is not None:
             return self._counted
-        with self.one_line("counting"):
-            exact = self.strict.search_allow_exact is not False
-            answer = self.retry(self.client.count, self.collection, exact=exact)
-        count = int(answer.count)
-        if self._is_for_job:
-            self._counted = count
-        return count
+        exact = self.strict.search_allow_exact is not False
+        return int(self.ask("count", exact=exact).count)
+
+    def ask(self, method: str, *args: object, **kwargs: object) -> Any:
+        """Return what the client's `method` answers for the collection; see `retry`."""
+        call = getattr(self.client, method)
+        return self.retry(method, call, self.collection, *args, **kwargs)
 
     def retry(
         self,
+        doing: str,
         call: Callable[..., Answer],
         *args: object,
         **kwargs: object,
@@ -347,31 +331,37 @@ class QdrantTransport:
         """Return the answer to a request that does no harm if it is made twice.
 
         It is repeated while its faults are `PASSING`, for RETRY_SECONDS or
-        LIMITED_SECONDS, or until `give_up`. Then the last error is raised.
+        LIMITED_SECONDS, or until `give_up`. Then the last error is raised, which says
+        what the client was `doing`.
         """
         given_up = self._given_up
         since = time.monotonic()
-        for attempt in itertools.count(1):
+        longest = 2 * SHORTEST_WAIT
+        level = logging.WARNING  # the first time, and no more
+        while True:
             try:
                 return require_finished(call(*args, **kwargs))
-            except Exception as error:
+            except HubpluginError:
+                raise
+            except ERRORS as error:
                 fault = fault_of(error)
                 # A limited request waits its turn among the others under way.
                 patience = LIMITED_SECONDS if fault is Fault.LIMITED else RETRY_SECONDS
                 is_over = time.monotonic() - since >= patience or given_up.is_set()
                 if fault not in PASSING or is_over:
-                    raise
+                    place = f"{self.url}: {doing}"
+                    raise Refusal(error, place, self.collection) from None
                 logger.log(
-                    logging.WARNING if attempt == 1 else logging.DEBUG,
+                    level,
                     "%s: a request failed (%s: %s), asked again",
                     self.url,
                     type(error).__name__,
                     fault.name.lower(),  # not the server's text: it may hold a secret
                 )
-                longest = min(LONGEST_WAIT, SHORTEST_WAIT * 2**attempt)
                 retry_after = float(getattr(error, "retry_after_s", 0))
                 given_up.wait(max(random.uniform(0, longest), retry_after))
-        raise AssertionError("unreachable")
+            longest = min(LONGEST_WAIT, 2 * longest)
+            level = logging.DEBUG
 
     def wait_until(
         self,
@@ -394,29 +384,30 @@ class QdrantTransport:
         """
         since = time.monotonic()
         patience = SERVER_SECONDS + points / SLOWEST_BUILD
-        is_silent = progress is None
+        is_told = False
         while not is_done():
             waited = time.monotonic() - since
             if waited > patience:
-                logger.warning(
-                    "%s: %s: not finished after %g s, going on; %s",
-                    self.url,
-                    name,
-                    patience,
-                    otherwise,
-                )
+                text = "%s: %s: not finished after %g s, going on; %s"
+                logger.warning(text, self.url, name, patience, otherwise)
                 return
             if progress is not None:
                 progress(f"{name}, in seconds", int(waited), int(patience))
-            elif is_silent and waited > SILENT_SECONDS:
-                is_silent = False
-                text = "%s: %s, for up to %g s; it may be interrupted, and goes on when it is run again"
-                logger.warning(text, self.url, name, patience)
+            elif waited > SILENT_SECONDS and not is_told:
+                is_told = True
+                logger.warning(
+                    "%s: %s, for up to %g s; it may be interrupted, and goes on when it "
+                    "is run again",
+                    self.url,
+                    name,
+                    patience,
+                )
             time.sleep(POLL_SECONDS)
 
     def describe(self) -> models.CollectionInfo:
         """Ask the server to describe the collection as it is now."""
-        return self.retry(self.client.get_collection, self.collection)
+        info: models.CollectionInfo = self.ask("get_collection")
+        return info
 
     def require_right_to_write(self, collection: str) -> None:
         """Raise StoreError if the api key may not write to `collection`.
@@ -424,19 +415,19 @@ class QdrantTransport:
         Ask the server to delete a point that is not there. It checks the key first, so
         a refusal for any other reason means that the key may write.
         """
-        with self.one_line("asking whether it may be written to"):
-            try:
-                self.retry(self.client.delete, collection, nothing())
-            except Exception as error:
-                if fault_of(error) is not Fault.REFUSED:
-                    raise
+        doing = "asking whether it may be written to"
+        try:
+            self.retry(doing, self.client.delete, collection, nothing())
+        except Refusal as error:
+            if error.fault is not Fault.REFUSED:
+                raise
 
     def flush(self, shard_key: ShardKey = None) -> None:
         """Wait until all writes are done that were sent so far, by anybody.
 
         If points are sharded by keys, this holds for the shards of `shard_key` only.
         """
-        self.retry(self.client.delete, self.collection, nothing(shard_key))
+        self.ask("delete", nothing(shard_key))
 
     def flush_all(self) -> None:
         """Flush the shards of every key."""
@@ -444,33 +435,30 @@ class QdrantTransport:
             self.flush(shard_key)
 
     def points_of_shards(self) -> dict[Id, int]:
-        """Return about how many points each shard key has; empty if points are not
-        sharded by keys."""
-        if self.info.config.params.sharding_method != models.ShardingMethod.CUSTOM:
+        """Return about how many points each shard key has.
+
+        It is empty if points are not sharded by keys.
+        """
+        if self.opened.config.params.sharding_method != models.ShardingMethod.CUSTOM:
             return {}
-        with self.one_line("looking for shard keys"):
-            cluster: models.CollectionClusterInfo = self.retry(
-                self.client.collection_cluster_info, self.collection
-            )
-            shards: list[Any] = [*cluster.local_shards, *cluster.remote_shards]
-            keys = {shard.shard_key for shard in shards} - {None}
-            count = partial(self.retry, self.client.count, self.collection, exact=False)
-            return {
-                key: int(count(shard_key_selector=key).count)
-                for key in sorted(keys, key=str)
-            }
+        cluster = self.ask("collection_cluster_info")
+        shards = [*cluster.local_shards, *cluster.remote_shards]
+        keys = {shard.shard_key for shard in shards} - {None}
+        counts: dict[Id, int] = {}
+        for key in sorted(keys, key=str):
+            answer = self.ask("count", exact=False, shard_key_selector=key)
+            counts[key] = answer.count
+        return counts
 
     def pages(
         self,
-        convert: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
         between: IdRange = EVERY_ID,
-    ) -> Iterator[Page]:
+    ) -> Iterator[list[models.Record]]:
         """Yield all points, page by page, in the order of ids.
 
         Args:
-            convert: Makes a page of records.
             with_vectors, with_payload: The fields to read, as `scroll` takes them.
             between: The range of ids; by default all.
         """
@@ -480,10 +468,9 @@ class QdrantTransport:
             began = time.monotonic()
             # Servers compress their answers, and compressing vectors takes longer than
             # sending them as they are.
-            with self.one_line("reading"), headers({"accept-encoding": "identity"}):
-                records, offset = self.retry(
-                    self.client.scroll,
-                    self.collection,
+            with headers({"accept-encoding": "identity"}):
+                records, offset = self.ask(
+                    "scroll",
                     offset=offset,
                     limit=self.page_size,
                     with_vectors=with_vectors,
@@ -496,11 +483,10 @@ class QdrantTransport:
             if end is not None and records and rank(records[-1].id) >= rank(end):
                 records = [each for each in records if rank(each.id) < rank(end)]
                 more = False
-            yield convert(records)
+            yield records
 
     def seconds_to_read(self) -> float:
-        """Return how long reading all points takes, at the speed that this job has read
-        at so far."""
+        """Return how long reading all points takes, by what this job has read so far."""
         seconds = self._seconds_read / max(self._points_read, 1)
         return seconds * self.count()
 
@@ -519,32 +505,31 @@ class QdrantTransport:
         return max(1, min(BATCH, *(limit for limit in limits if limit)))
 
     def answers(
-        self, requests: list[models.QueryRequest], search: Search | None = None
+        self, requests: list[models.QueryRequest], search: Search
     ) -> list[models.QueryResponse]:
-        """Return the answers to `requests`, sent as many at a time as the server takes.
+        """Return the answers of `search` to `requests`.
 
-        search: Makes the requests; by default the plain client.
+        They are sent as many at a time as the server takes.
         """
-        search = search or self.client.query_batch_points
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
-        answers = [
-            self.retry(search, self.collection, chunk)
-            for chunk in chunks(requests, size)
-        ]
-        return [response for chunk in answers for response in chunk]
+        answers: list[models.QueryResponse] = []
+        for chunk in chunks(requests, size):
+            answers += self.retry("searching", search, self.collection, chunk)
+        return answers
 
-    def send(self, items: Items, request: Callable[[Items], object]) -> None:
-        """Start to write `items` by `request`, in the order of these calls.
+    def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
+        """Start to `change` points of this shard key, in the order of these calls.
 
         If too many writes wait their turn, wait for the first one. An error of a write
         is raised by a later call of `send` or `wait`.
         """
         if self._writers is None:
-            self._send(items, request)
+            self._send(points, change, shard_key)
             return
         while len(self._under_way) >= 2 * WRITERS:
             self._under_way.popleft().result()
-        self._under_way.append(self._writers.submit(self._send, items, request))
+        future = self._writers.submit(self._send, points, change, shard_key)
+        self._under_way.append(future)
 
     def wait(self) -> None:
         """Wait until all items are written that `send` was given."""
@@ -552,8 +537,10 @@ class QdrantTransport:
             self._under_way.popleft().result()
 
     def give_up(self) -> None:
-        """Cancel the writes that have not begun, and wait for the others without
-        repeating them any more."""
+        """Cancel the writes that have not begun, and wait for the others.
+
+        These are not repeated any more.
+        """
         self._given_up.set()
         while self._under_way:
             future = self._under_way.popleft()
@@ -561,29 +548,38 @@ class QdrantTransport:
                 future.exception()
         self._given_up = threading.Event()
 
-    def _send(self, items: Items, request: Callable[[Items], object]) -> None:
-        """Write `items` by `request`.
+    def _send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
+        """Change `points`.
 
-        A server refuses all of them if a point is gone: then write those that are left.
+        A server refuses all of them if a point is gone: then change those that are left.
         """
-        with self.one_line("writing"):
-            try:
-                self.retry(request, items)
-            except Exception as error:
-                # Local mode raises a KeyError for a point that is gone.
-                is_gone = isinstance(error, KeyError)
-                if not is_gone and fault_of(error) is not Fault.MISSING:
-                    raise
-                ids = [point for point, _ in items]
-                records = self.retry(
-                    self.client.retrieve, self.collection, ids=ids, with_payload=False
-                )
-                left = {plain_id(record.id) for record in records}
-                if len(left) == len(items):
-                    raise
-                items = [item for item in items if item[0] in left]
-                if items:
-                    self._send(items, request)
+        operations = change(points)
+        # A server waits after each operation: send many without waiting, and flush once.
+        wait = self.is_local or len(operations) < MANY
+        try:
+            self.ask("batch_update_points", operations, wait=wait)
+            if not wait:
+                self.flush(shard_key)
+        except (Refusal, KeyError) as error:
+            # Local mode raises a KeyError for a point that is gone.
+            if isinstance(error, Refusal) and error.fault is not Fault.MISSING:
+                raise
+            records = self.ask("retrieve", ids=points, with_payload=False)
+            found = {plain_id(record.id) for record in records}
+            left = [point for point in points if point in found]
+            if len(left) == len(points):
+                raise
+            if left:
+                self._send(left, change, shard_key)
+
+
+def as_hits(found: Iterable[list[models.ScoredPoint]]) -> Hits:
+    """Return the points that each query has `found`."""
+    rows = list(found)
+    return Hits(
+        [[plain_id(point.id) for point in row] for row in rows],
+        [[point.score for point in row] for row in rows],
+    )
 
 
 def plain_id(point: Id | uuid.UUID) -> Id:
@@ -596,14 +592,6 @@ def rank(point: PointId) -> tuple[int, int]:
     if isinstance(point, int):
         return (0, point)
     return (1, uuid.UUID(str(point)).int)
-
-
-def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
-    """Group `records` by shard key."""
-    shards: dict[Id | None, list[models.Record]] = {}
-    for record in records:
-        shards.setdefault(record.shard_key, []).append(record)
-    return shards
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -9,7 +9,7 @@ old vector, until the same call ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -19,13 +19,13 @@ from hubplugin.model import OffsetModel
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, offsets, plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
-from hubplugin_qdrant.manifest import KEY, QdrantManifest, QdrantVersion
+from hubplugin_qdrant.manifest import KEY, QdrantVersion
 from hubplugin_qdrant.metadata import (
     CHANGES,
     CachedManifest,
     CorrectionCache,
     OfClient,
-    retry_on_conflict,
+    corrected,
 )
 from hubplugin_qdrant.plain_client import Arguments, PointId, ShardKey, field_of
 from hubplugin_qdrant.requests import nothing
@@ -44,27 +44,29 @@ Touched: TypeAlias = tuple[list[PointId], ShardKey]
 """Points whose offsets an operation may have changed, and their shard key."""
 
 
-@retry_on_conflict
-def upsert(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-) -> Operation[Any]:
-    if cached.manifest is None:
-        return (yield Call(cache.raw.upsert, **arguments))
-    points = arguments["points"]
-    shard_key = arguments.get("shard_key_selector")
-    ids = plain_client.ids_of(points)
-    if isinstance(points, list):
-        versioned_models = yield from cache.read_models(cached)
-        written, without_offset = yield Computing(
-            with_offsets, points, versioned_models
-        )
-    else:
-        written = points
-        without_offset = ids
-    plain = Call(cache.raw.upsert, **arguments | {"points": written})
-    touched = [(ids, shard_key)]
-    lacking = [(without_offset, shard_key)]
-    return (yield from _then(cache, cached, plain, touched, lacking))
+def _write_points(name: str) -> OfClient:
+    """Return the operation of the method `name`, which writes points.
+
+    Plain structures in a list bring their offsets along. Other points get theirs
+    afterwards.
+    """
+
+    @corrected(name)
+    def write_points(
+        cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
+    ) -> Operation[Any]:
+        points = arguments["points"]
+        shard_key = arguments.get("shard_key_selector")
+        ids = plain_client.ids_of(points)
+        lacking = ids
+        if isinstance(points, list):
+            versioned_models = yield from cache.read_models(cached)
+            points, lacking = yield Computing(with_offsets, points, versioned_models)
+        plain = Call(getattr(cache.raw, name), **arguments | {"points": points})
+        touched = [(ids, shard_key)]
+        return (yield from _then(cache, cached, plain, touched, [(lacking, shard_key)]))
+
+    return write_points
 
 
 def with_offsets(
@@ -73,7 +75,10 @@ def with_offsets(
     """Return `points`, plain ones with their offsets, and the ids of the others."""
     plain = [point for point in points if _is_plain(point, versioned_models)]
     stored = offsets.compute_stored(plain, versioned_models)
-    ready = dict(zip(map(id, plain), offsets.with_stored(plain, stored), strict=True))
+    ready = {
+        id(point): offsets.with_stored(point, each)
+        for point, each in zip(plain, stored, strict=True)
+    }
     others = [point for point in points if id(point) not in ready]
     written = [ready.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
@@ -98,92 +103,70 @@ def _is_plain(point: Any, versioned_models: Models) -> bool:
     return True
 
 
+upsert = _write_points("upsert")
+_upload_part = _write_points("upload_points")
+
+
 def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_points, **arguments))
-    for part in chunks(arguments["points"], PART):
-        yield from _upload_part(cache, arguments | {"points": part})
+    for points in chunks(arguments["points"], PART):
+        part = {"wait": False} | arguments | {"points": points}
+        yield from _upload_part(cache, part)
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    cached = yield from cache.lookup(arguments["collection_name"])
+    """Upload by the plain client, and give offsets to the points whose ids it asked for."""
+    name = arguments["collection_name"]
+    cached = yield from cache.lookup(name)
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))
     payload = arguments.get("payload")
     for row in payload if isinstance(payload, Sequence) else ():
         offsets.require_free(row, cached.offset_key)
-    ids = arguments.get("ids")
-    heard = plain_client.ids_of(ids)
-    if not isinstance(ids, Sequence):
-        arguments = arguments | {"ids": plain_client.listen(ids, heard)}
-    touched = {"collection_name": arguments["collection_name"], "points": heard}
-    touched["shard_key_selector"] = arguments.get("shard_key_selector")
+    heard: list[PointId] = []
+    ids = plain_client.listen(arguments.get("ids"), heard)
+    touched = [(heard, arguments.get("shard_key_selector"))]
+
+    @corrected("delete")
+    def bring_offsets(
+        cache: CorrectionCache, cached: CachedManifest, flush: Arguments
+    ) -> Operation[Any]:
+        plain = Call(cache.raw.delete, **flush)
+        return (yield from _then(cache, cached, plain, touched, touched))
+
+    flush = {"collection_name": name, "points_selector": nothing()}
     try:
-        yield Call(cache.raw.upload_collection, **arguments)
+        yield Call(cache.raw.upload_collection, **arguments | {"ids": ids})
     except Exception:
         with suppress(Exception):
-            yield from _bring_offsets(cache, touched)
+            yield from bring_offsets(cache, flush)
         raise
-    yield from _bring_offsets(cache, touched)
-
-
-@retry_on_conflict
-def _bring_offsets(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-) -> Operation[Any]:
-    """Give offsets to points that were sent before: a flush waits for them first."""
-    name = arguments["collection_name"]
-    flush = Call(cache.raw.delete, collection_name=name, points_selector=nothing())
-    touched = [(arguments["points"], arguments["shard_key_selector"])]
-    return (yield from _then(cache, cached, flush, touched, touched))
-
-
-@retry_on_conflict
-def _upload_part(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-) -> Operation[None]:
-    """Upload a part of the points.
-
-    Plain structures bring their offsets along, which are computed as the plain client
-    asks for them. The other points get theirs afterwards.
-    """
-    points = arguments["points"]
-    shard_key = arguments.get("shard_key_selector")
-    versioned_models = yield from cache.read_models(cached)
-    # Filled while the plain client consumes stream().
-    without_offset: list[PointId] = []
-
-    def stream() -> Iterator[Any]:
-        for chunk in chunks(points, AT_ONCE):
-            written, others = with_offsets(chunk, versioned_models)
-            without_offset.extend(others)
-            yield from written
-
-    plain = Call(cache.raw.upload_points, **arguments | {"points": stream()})
-    touched = [(plain_client.ids_of(points), shard_key)]
-    lacking = [(without_offset, shard_key)]
-    yield from _then(cache, cached, plain, touched, lacking, wait=False)
+    yield from bring_offsets(cache, flush)
 
 
 def _change(name: str, selector: str = "points") -> OfClient:
     """Return the operation of the method `name`, which may drop offsets.
 
-    selector: the argument that chooses the points.
+    selector: The argument that chooses the points, or that has the operations to do.
     """
 
-    @retry_on_conflict
+    @corrected(name)
     def change(
         cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
     ) -> Operation[Any]:
-        plain = Call(getattr(cache.raw, name), **arguments)
-        if cached.manifest is None:
-            return (yield plain)
         offsets.require_free(arguments.get("payload"), cached.offset_key)
         shard_key = arguments.get("shard_key_selector")
-        points = arguments.get(selector)
-        touched = yield from _select(cache, cached, points, shard_key)
-        return (yield from _then(cache, cached, plain, [touched], [touched]))
+        bodies = [arguments.get(selector)]
+        if selector == "update_operations":
+            bodies = plain_client.bodies_of(bodies[0])
+        touched: list[Touched] = []
+        for body in bodies:
+            offsets.require_free(field_of(body, "payload"), cached.offset_key)
+            touched.append((yield from _select(cache, cached, body, shard_key)))
+        plain = Call(getattr(cache.raw, name), **arguments)
+        return (yield from _then(cache, cached, plain, touched, touched))
 
     return change
 
@@ -192,28 +175,15 @@ update_vectors = _change("update_vectors")
 delete_vectors = _change("delete_vectors")
 overwrite_payload = _change("overwrite_payload")
 clear_payload = _change("clear_payload", "points_selector")
+batch_update_points = _change("batch_update_points", "update_operations")
 
 
-@retry_on_conflict
+@corrected("set_payload")
 def set_payload(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
     offsets.require_free(arguments.get("payload"), cached.offset_key)
     return (yield Call(cache.raw.set_payload, **arguments))
-
-
-@retry_on_conflict
-def batch_update_points(
-    cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
-) -> Operation[Any]:
-    plain = Call(cache.raw.batch_update_points, **arguments)
-    if cached.manifest is None:
-        return (yield plain)
-    touched: list[Touched] = []
-    for body in plain_client.bodies_of(arguments["update_operations"]):
-        offsets.require_free(field_of(body, "payload"), cached.offset_key)
-        touched.append((yield from _select(cache, cached, body, None)))
-    return (yield from _then(cache, cached, plain, touched, touched))
 
 
 def _then(
@@ -222,10 +192,8 @@ def _then(
     plain: Call,
     touched: list[Touched],
     lacking: list[Touched],
-    wait: bool = True,
 ) -> Operation[Any]:
-    """Make the call `plain` and return its answer, once all points `touched` have
-    offsets.
+    """Return the answer to the call `plain`, once all points `touched` have offsets.
 
     If the manifest is unchanged, only points `lacking` need them: the others brought
     them along. If it has changed, all points touched need those of the new version. No
@@ -241,7 +209,7 @@ def _then(
                 yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
     name = plain.keywords["collection_name"]
-    has_waited = wait and plain.keywords.get("wait", True)
+    has_waited = plain.keywords.get("wait", True)
     yield from _refresh(cache, cached, lacking, has_waited)
     for _ in range(CHANGES):
         if (yield from cache.is_unchanged(name, cached)):
@@ -261,8 +229,10 @@ def _then(
 def _select(
     cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
 ) -> Operation[Touched]:
-    """Return the ids of `points`, in any form that the client takes, and their shard
-    key. The points of a filter are those that match now."""
+    """Return the ids of `points`, in any form that the client takes, and their shard key.
+
+    The points of a filter are those that match now.
+    """
     if shard_key is None:
         shard_key = field_of(points, "shard_key")
     chosen = points
@@ -294,8 +264,9 @@ def _refresh(
     touched: list[Touched],
     has_waited: bool,
 ) -> Operation[None]:
-    """Give the points `touched` the offsets of the vectors that they have now, and
-    delete offsets of other versions.
+    """Give the points `touched` the offsets of the vectors that they have now.
+
+    Offsets of other versions are deleted.
 
     has_waited: True if the writes that were sent before are done.
     """
@@ -304,7 +275,6 @@ def _refresh(
     names = [version.vector for version in cached.maintained]
     names += cached.augmented_vectors
     with_vectors = names if all(names) else True
-    manifest = cached.manifest or QdrantManifest()
     try:
         versioned_models = yield from cache.read_models(cached)
         if not has_waited:
@@ -325,7 +295,7 @@ def _refresh(
                 )
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
-                    operations += offsets.mend(record, each, manifest)
+                    operations += offsets.mend(record, each, cached.known)
                 if operations:
                     yield Call(
                         cache.raw.batch_update_points,
@@ -350,10 +320,8 @@ def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
         cache.forget()
         if deletes:
             ours = m.metadata_collection(arguments["collection_name"])
-            exists = yield Call(cache.raw.collection_exists, ours)
-            if exists and metadata.is_metadata(
-                (yield Call(cache.raw.get_collection, ours))
-            ):
+            info = yield from metadata.describe(cache.raw, ours)
+            if info is not None and metadata.is_metadata(info):
                 yield Call(cache.raw.delete_collection, ours)
         return result
 

@@ -78,13 +78,13 @@ def test_a_removal_shows_how_far_it_is(cosine):
 
 def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
     cosine.apply()
-    delete_payload, gone = cosine.plain.delete_payload, [3, 5]
+    update, gone = cosine.plain.batch_update_points, [3, 5]
 
     def meanwhile(*given, **named):
         cosine.plain.delete("photos", gone)
-        return delete_payload(*given, **named)
+        return update(*given, **named)
 
-    cosine.plain.delete_payload = meanwhile
+    cosine.plain.batch_update_points = meanwhile
     hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     left = cosine.plain.scroll("photos", limit=1000)[0]
     assert len(left) == ROWS - 2

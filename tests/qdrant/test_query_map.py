@@ -31,11 +31,6 @@ def in_payload(request):
     return Photos(QdrantClient(":memory:"), "image", request.param)
 
 
-def as_mapped(photos, query):
-    """What a plain client would have to send for a raw search of the mapped query."""
-    return (query + photos.model.query_map.step @ query).tolist()
-
-
 def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
     client = photos.apply_mapped()
     unmapped = photos.raw(photos.queries[:1])[0] + photos.model.offsets(photos.gallery)
@@ -65,25 +60,20 @@ def test_prefetches_are_mapped(photos):
     assert ids(found) == photos.best(queries[1], 3, rows=given)
 
 
-def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
+def test_queries_that_are_not_corrected_are_not_mapped(in_payload):
     client, (one, two, *_), step = in_payload.apply_mapped(), in_payload.queries, 3
-
-    def asked(a, b):
-        similar = models.RecommendInput(positive=[a, step], negative=[b])
-        pair = models.ContextPair(positive=b, negative=5)
-        discover = models.DiscoverInput(target=a, context=[pair])
-        mmr = models.Mmr(diversity=0.5, candidates_limit=50)
-        return [
-            models.RecommendQuery(recommend=similar),
-            models.DiscoverQuery(discover=discover),
-            models.ContextQuery(context=pair),
-            models.NearestQuery(nearest=a, mmr=mmr),
-        ]
-
-    given = asked(one.tolist(), two.tolist())
-    mapped = asked(as_mapped(in_payload, one), as_mapped(in_payload, two))
-    for query, expected in zip(given, mapped, strict=True):
-        plain = ids(in_payload.plain.query_points("photos", expected, "image"))
+    a, b = one.tolist(), two.tolist()
+    similar = models.RecommendInput(positive=[a, step], negative=[b])
+    pair = models.ContextPair(positive=b, negative=5)
+    discover = models.DiscoverInput(target=a, context=[pair])
+    mmr = models.Mmr(diversity=0.5, candidates_limit=50)
+    for query in (
+        models.RecommendQuery(recommend=similar),
+        models.DiscoverQuery(discover=discover),
+        models.ContextQuery(context=pair),
+        models.NearestQuery(nearest=a, mmr=mmr),
+    ):
+        plain = ids(in_payload.plain.query_points("photos", query, "image"))
         assert ids(client.query_points("photos", query, "image")) == plain
         prefetch = models.Prefetch(query=query, using="image", limit=10)
         assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == plain
@@ -98,23 +88,14 @@ def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
     assert ids(client.query_points("photos", 7, "image").points) == best
 
 
-@pytest.mark.parametrize(
-    "query",
-    [models.Document(text="a dog", model="m"), None],
-    ids=["nearest", "recommend"],
-)
-def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, query):
+def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload):
     client = in_payload.apply_mapped()
     client.raw.cloud_inference = True
-    document = models.Document(text="a dog", model="m")
-    query = query or models.RecommendQuery(
-        recommend=models.RecommendInput(positive=[document])
-    )
     with pytest.raises(
         InputError,
         match=r"a Document that the server embeds.*query map.*cloud_inference=False",
     ):
-        client.query_points("photos", query, "image")
+        client.query_points("photos", models.Document(text="a dog", model="m"), "image")
 
 
 @pytest.mark.parametrize("kind", ["cosine-vector", "dot-vector-async"])

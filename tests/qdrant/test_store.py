@@ -69,19 +69,15 @@ def test_of_the_version_before_model_and_numbers_are_left_and_no_more(photos):
 def record_points(client, monkeypatch):
     """Return a list that gets the ids of the points whose payload is written."""
     update = client.batch_update_points
-    delete = client.delete_payload
     written = []
 
     def noted_update(collection, operations, **named):
-        written.extend(each.set_payload.points[0] for each in operations)
+        for operation in operations:
+            (body,) = operation.__dict__.values()
+            written.extend(body.points)
         return update(collection, operations, **named)
 
-    def noted_delete(collection, keys, points, **named):
-        written.extend(points.points)
-        return delete(collection, keys, points, **named)
-
     monkeypatch.setattr(client, "batch_update_points", noted_update)
-    monkeypatch.setattr(client, "delete_payload", noted_delete)
     return written
 
 
