@@ -1,4 +1,5 @@
-"""hubplugin for Chroma: offsets in a collection beside, and a `Collection` that ranks its candidates by them."""
+"""hubplugin for Chroma: offsets in a collection beside, and a `Collection` that ranks
+its candidates by them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ __all__ = ["HubCollection", "open_store"]
 
 
 def open_store(client: ClientAPI, collection: chromadb.Collection) -> ChromaStore:
-    """The store that the jobs of `hubplugin` take, of a program that has a client; elsewhere `hubplugin.open_store`
-    takes a URL.
+    """Open a collection as a store for the jobs of `hubplugin`, in a program that has a
+    client.
+
+    Elsewhere `hubplugin.open_store` takes a URL.
 
     Args:
         client: The client of `collection`.

@@ -17,7 +17,7 @@ QUERY = inspect.signature(chromadb.Collection.query)
 
 
 def with_offsets(write: Any) -> Any:
-    """Return the method `write` of a collection, behind which targets get their offsets."""
+    """Return the method `write` of a collection, after which targets get offsets."""
 
     @functools.wraps(write)
     def run(self: HubCollection, ids: Any, *args: Any, **kwargs: Any) -> None:
@@ -28,13 +28,13 @@ def with_offsets(write: Any) -> Any:
 
 
 class HubCollection(chromadb.Collection):
-    """`collection` of `client`, corrected once a correction is applied to it, and as it was until then:
+    """A collection that is searched corrected once a correction is applied to it.
 
         photos = HubCollection(client, client.get_collection("photos"))
         photos.query(query_embeddings=[vector], n_results=10)
 
-    distances: less the offset (with l2 less twice the offset). What others switched or
-    refreshed is looked up once a second.
+    Distances are less the offset, with l2 less twice the offset. What others switched
+    or refreshed is looked up once a second.
     """
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection):

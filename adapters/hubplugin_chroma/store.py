@@ -71,7 +71,8 @@ class ChromaStore(CandidateStore):
         hnsw = collection.configuration_json.get("hnsw")
         if not hnsw:
             raise StoreError(
-                f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder"
+                f"{self.url} has another index than HNSW, as in Chroma Cloud; use a "
+                "server or a folder"
             )
         self.metric = METRICS[hnsw["space"]]
         self.name = f"{collection.name}--hub"
@@ -84,7 +85,8 @@ class ChromaStore(CandidateStore):
         version, _ = self.read_manifest().find_current()
         if version is None:
             raise StoreError(
-                f"{self.url} is empty, so that its dimension is not known; add its targets first"
+                f"{self.url} is empty, so that its dimension is not known; add its "
+                "targets first"
             )
         return version.dim
 
@@ -105,19 +107,22 @@ class ChromaStore(CandidateStore):
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
         page = self._targets.get([*ids], include=["metadatas", "documents"])
+        columns = (page["ids"], page["metadatas"], page["documents"])
         fields = {}
-        parts = (page["ids"], page["metadatas"], page["documents"])
-        for id, metadata, document in zip(*parts, strict=True):
+        for id, metadata, document in zip(*columns, strict=True):
             fields[id] = {**(metadata or {}), "document": document}
         return [fields.get(id, {}) for id in ids]
 
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
-        if field is None:
-            yield from map(as_batch, read_pages(self._targets, ["embeddings"]))
-            return
-        for page in read_pages(self._targets, ["embeddings", "metadatas"]):
-            values = [(each or {}).get(field) for each in page["metadatas"]]
-            yield replace(as_batch(page), values=values)
+        include = ["embeddings"]
+        if field is not None:
+            include.append("metadatas")
+        for page in read_pages(self._targets, include):
+            batch = as_batch(page)
+            if field is not None:
+                values = [(each or {}).get(field) for each in page["metadatas"]]
+                batch = replace(batch, values=values)
+            yield batch
 
     def fields(self) -> Sequence[str]:
         """Return the keys in the metadata of the first targets."""
@@ -235,21 +240,18 @@ def open_url(url: str) -> ChromaStore:
             "it; a client with a password or other settings goes to "
             "hubplugin_chroma.open_store"
         )
-    place = url.partition("?")[0].partition(":")[2]
-    folder, _, name = place.rpartition("/")
+    folder, _, name = url.partition("?")[0].partition(":")[2].rpartition("/")
     chroma = ErrorTranslator(chromadb, url, ERRORS)
     if parts.netloc:
-        client = chroma.HttpClient(
-            parts.hostname,
-            parts.port or 8000,
-            ssl=parts.scheme == "chroma+https",
-            **options,
-        )
+        port = parts.port or 8000
+        ssl = parts.scheme == "chroma+https"
+        client = chroma.HttpClient(parts.hostname, port, ssl=ssl, **options)
     elif (Path(folder) / "chroma.sqlite3").is_file():
         client = chroma.PersistentClient(folder)
     else:
         raise StoreError(
-            f"{url}: {folder!r} is no folder of Chroma; expected chroma:FOLDER/COLLECTION"
+            f"{url}: {folder!r} is no folder of Chroma; expected "
+            "chroma:FOLDER/COLLECTION"
         )
     collection = client.get_collection(name, embedding_function=None)
     store = ChromaStore(client, collection, url)

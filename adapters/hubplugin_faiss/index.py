@@ -400,13 +400,13 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
         )
 
 
-def require_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
+def require_offsets(values: OffsetsLike, count: int, name: str) -> np.ndarray:
     """Return `values` as offsets: float32 [count].
 
     Raises InputError, which calls what they are for `name`, if they are none.
     """
     try:
-        offsets = np.asarray([] if values is None else values, dtype=np.float32)
+        offsets = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError):
         raise InputError(
             f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}"

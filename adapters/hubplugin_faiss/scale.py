@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.offsets import QUERIES, evenly, nearness_of
+from hubplugin_faiss.encoding.offsets import QUERIES, nearness_of
 from hubplugin_faiss.handlers.base import IndexHandler
 
 STEP = 0.05
@@ -57,7 +58,7 @@ class IndexScale:
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
         squares = euclidean * lengths**2 / 2
         if stored is None or not handler.holds_offsets_of(model.fingerprint):
-            queries = model.queries(evenly(model.terms[0].bank, QUERIES))
+            queries = model.queries(pick_evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
             return cls(euclidean, nearness, CENTRE * round(mean / CENTRE))

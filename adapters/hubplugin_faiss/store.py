@@ -368,14 +368,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
         exact = scale.to_index(offsets.astype(np.float64), vectors)
-        most = self.handler.most_lost()
         largest = np.zeros(len(exact))
         quarter = 0.0
         for shift in (0, -2, -1, 1, 2):
             moved = exact + shift * quarter
             held = self.handler.round_offsets(moved, vectors, rows)
             errors = np.nan_to_num(np.abs(held - exact))  # NaN: not a finite vector
-            errors = np.minimum(errors, most)
+            errors = np.minimum(errors, self.handler.most_lost)
             largest = np.maximum(largest, errors)
             if shift == 0:
                 # Mean rounding errors are a quarter of the distance between two levels.

@@ -79,7 +79,8 @@ class LanceStore(CandidateStore):
             vector = schema.field("vector").type
         if not pa.types.is_fixed_size_list(vector):
             raise StoreError(
-                f"{self.url} has the columns {', '.join(schema.names)}; expected an id and a vector among them"
+                f"{self.url} has the columns {', '.join(schema.names)}; expected an id "
+                "and a vector among them"
             )
         self.dim = vector.list_size
         self.gallery = f"of {self.dim} dimensions"
@@ -160,7 +161,8 @@ class LanceStore(CandidateStore):
         if wrong:
             names = ", ".join(map(repr, wrong[:3]))
             raise StoreError(
-                f"{self.url}: each row needs an id of its own, which {names} is not; mend the ids, then apply"
+                f"{self.url}: each row needs an id of its own, which {names} is not; "
+                "mend the ids, then apply"
             )
 
     def read_text(self) -> str | None:
@@ -196,11 +198,10 @@ class LanceStore(CandidateStore):
         if place is not None:
             if not self.is_ours(place):
                 return
+            # A table is dropped file by file, and a kill meanwhile would bring an older
+            # version back: leave none. LanceDB warns that readers of those may fail.
             with warnings.catch_warnings():
-                # LanceDB warns that readers of older versions may fail.
                 warnings.simplefilter("ignore")
-                # A table is dropped file by file, and a kill meanwhile would bring an
-                # older version back: leave none.
                 place.optimize(cleanup_older_than=timedelta(0))
         if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)

@@ -1,10 +1,12 @@
-"""hubplugin for PostgreSQL with pgvector: offsets in a column, searched by an index over vector and offset.
+"""hubplugin for PostgreSQL with pgvector: offsets in a column beside the vectors.
 
-`hubplugin.open_store("postgresql://user@host/db?table=photos")` is what every job takes; `order_by` is for an
+Searches use an index over vector and offset. Every job takes
+`hubplugin.open_store("postgresql://user@host/db?table=photos")`; `order_by` is for an
 application's own searches, `offsets` for its inserts.
 
-`store` is the contract of `hubplugin.store`; it reads and writes the table that `schema` describes, keeps versions in
-`metadata`, and sends SQL by `database`. The SQL of a ranking is in `requests`.
+The modules: `store` is the contract of `hubplugin.store`. It reads and writes the table
+that `schema` describes, keeps versions in `metadata`, and sends SQL by `database`.
+`requests` has the SQL of a ranking.
 """
 
 from __future__ import annotations
@@ -20,19 +22,22 @@ __all__ = ["OrderBy", "offsets", "order_by"]
 
 
 def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderBy:
-    """What an ORDER BY says for the corrected ranking of one query, so that the index is used.
+    """Return the ORDER BY of the corrected ranking for one query, as the index has it.
 
         order = order_by(store, query)
-        connection.execute(f"SELECT id FROM photos ORDER BY {order.sql} LIMIT 10", order.parameters)
+        statement = f"SELECT id FROM photos ORDER BY {order.sql} LIMIT 10"
+        connection.execute(statement, order.parameters)
         session.scalars(select(Photo).order_by(order.sqlalchemy()).limit(10))
         Photo.objects.order_by(order.django())[:10]
 
-    It asks the database which correction is active, one short transaction a call, and applies its query map.
+    It asks the database which correction is active, one short transaction a call, and
+    applies its query map.
 
     Args:
         store: What `hubplugin.open_store` opens.
         query: The raw query [d].
-        alias: What the statement calls the table, where columns of another have the same names.
+        alias: What the statement calls the table; "" where no other table has columns
+            of the same names.
 
     Raises:
         InputError: The query has another shape.
@@ -45,14 +50,16 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
-    """The offsets of new vectors, for the column `hub_offset` of rows that are inserted or updated:
+    """Return offsets of new vectors, for the column `hub_offset` of rows that are
+    inserted or updated.
 
         INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
 
     A row without an offset is found by its raw similarity until `hubplugin refresh`.
 
     Args:
-        store: What `hubplugin.open_store` opens. It reads the model again where another one is active.
+        store: What `hubplugin.open_store` opens. It reads the model again where another
+            one is active.
         vectors: The targets [n, d].
 
     Returns:

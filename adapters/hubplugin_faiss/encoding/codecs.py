@@ -206,10 +206,7 @@ def codec_of(index: faiss.Index) -> Codec:
 class QuantisingCodec(Codec):
     """Codes that a quantiser of Faiss writes and reads."""
 
-    def __init__(self, quantizer: Any, bits: int, tables: np.ndarray):
-        self.quantizer = quantizer
-        self.bits = bits
-        self.tables = tables
+    quantizer: Any
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
         return self.quantizer.compute_codes(vectors)
@@ -246,10 +243,11 @@ class ScalarCodec(QuantisingCodec):
                 "build the index with SQ8, or leave it as it is and search with "
                 "hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
-        d = quantizer.d
+        self.quantizer = quantizer
+        self.bits = quantizer.bits * quantizer.d
         # The smallest value and the range of each component; nothing for floats.
-        trained = faiss.vector_to_array(quantizer.trained).reshape(-1, d)
-        super().__init__(quantizer, quantizer.bits * d, trained.T)
+        trained = faiss.vector_to_array(quantizer.trained)
+        self.tables = trained.reshape(-1, quantizer.d).T
         self.lossy = kind in self.LEVELS
         self.carriers = range(2)  # two of 6 bits or more: an offset gets at least 12
         if kind == faiss.ScalarQuantizer.QT_4bit:
@@ -371,9 +369,10 @@ class ProductCodec(QuantisingCodec):
     lossy = True
 
     def __init__(self, quantizer: faiss.ProductQuantizer):
-        parts = quantizer.M
-        codebooks = faiss.vector_to_array(quantizer.centroids).reshape(parts, -1)
-        super().__init__(quantizer, parts * quantizer.nbits, codebooks)
+        self.quantizer = quantizer
+        self.bits = quantizer.M * quantizer.nbits
+        codebooks = faiss.vector_to_array(quantizer.centroids)
+        self.tables = codebooks.reshape(quantizer.M, -1)
         self.part = quantizer.dsub
         self.carriers = range(0, quantizer.d, self.part)
 

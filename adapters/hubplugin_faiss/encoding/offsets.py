@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
 
@@ -188,16 +189,10 @@ def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
     bank = model.terms[0].bank
     if len(bank) < FEWEST:
         return None
-    queries = evenly(bank, count)
+    queries = pick_evenly(bank, count)
     if model.metric is Metric.COSINE:
         queries = normalise(queries, "query bank")
     return queries
-
-
-def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return at most `count` of `rows` [n, ...], evenly drawn."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), count))
-    return rows[places.astype(np.int64)]
 
 
 def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:

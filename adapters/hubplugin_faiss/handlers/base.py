@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin.store import Batch
-from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec, evenly
+from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.objects import is_mapped, name_of
 
 BLOCK_BYTES = 8 << 20
@@ -128,7 +130,7 @@ class IndexHandler:
 
     def sample(self) -> np.ndarray:
         """Return the numbers of some entries, evenly drawn."""
-        return evenly(np.arange(self.count), SAMPLED)
+        return pick_evenly(np.arange(self.count), SAMPLED)
 
     def plan_append(self, added: Added) -> Change:
         """Plan to add entries. Raises StoreError if they cannot be added."""
@@ -188,8 +190,9 @@ class IndexHandler:
         """
         return self.inner.round_offsets(offsets, vectors, rows)
 
+    @cached_property
     def most_lost(self) -> float:
-        """Return the most that codes may lose of an offset that fits them.
+        """The most that codes may lose of an offset that fits them.
 
         It is a tenth of the range of those that they hold, as in
         `OffsetCoder.require_holds`.

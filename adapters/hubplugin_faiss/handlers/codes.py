@@ -12,9 +12,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.codecs import OffsetCoder, codec_of, set_floats
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
-from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec, evenly
+from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.handlers.base import Added, Change, IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
@@ -106,7 +107,7 @@ class BaseIndexHandler(IndexHandler):
         """Upgrade the index, and put `transforms` before it."""
         # Codebooks are trained on a sample. It has the extreme offsets and an entry of
         # each list, so that no level is missing.
-        spread = evenly(np.arange(self.count), CODEBOOK)
+        spread = pick_evenly(np.arange(self.count), CODEBOOK)
         ends = [offsets.argmin(), offsets.argmax()]
         rows = np.unique(np.concatenate([spread, ends, self.starts[self.sizes > 0]]))
         list_nos = self.list_nos[rows]
@@ -185,19 +186,14 @@ class BaseIndexHandler(IndexHandler):
         codec = self.codec.with_tables(self.codec.tables[self.d // self.codec.part :])
         return OffsetCoder(self.extra, codec, self.codec.bits - codec.bits)
 
-    def encode(
-        self, vectors: np.ndarray, components: np.ndarray, centres: np.ndarray
-    ) -> np.ndarray:
-        """Return the codes of `vectors` [n, d] with extra `components` [n, w], in lists
-        around `centres` [n, d + w]: uint8 [n, bytes]."""
-        return self.codec.encode(np.hstack([vectors, components]) - centres)
-
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        # Plain Faiss appends the query's extra components to what it adds, too.
-        query = np.empty(0) if self.extra is None else self.extra.query
-        components = np.tile(query.astype(np.float32), (len(vectors), 1))
+        extended = vectors
+        if self.extra is not None:
+            # Plain Faiss appends the query's extra components to what it adds, too.
+            components = np.tile(self.extra.query, (len(vectors), 1))
+            extended = np.hstack([vectors, components])
         centres = self.centres(self.nearest(vectors))
-        codes = self.encode(vectors, components, centres)
+        codes = self.codec.encode(extended - centres)
         return (self.codec.decode(codes) + centres)[:, : self.d]
 
     def round_offsets(
@@ -213,13 +209,13 @@ class BaseIndexHandler(IndexHandler):
         centres = self.centres(list_nos)
         components = self.coder.components_for(added.offsets, centres[:, self.d :])
         held = self.coder.extra.offsets(components)
-        if np.abs(held - added.offsets).max(initial=0) > self.most_lost():
+        if np.abs(held - added.offsets).max(initial=0) > self.most_lost:
             raise StoreError(
                 f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
                 f"find no room in the codes of this {name_of(self.index)}, which were "
                 "made for others: replace all, index = upgrade(index, model)"
             )
-        codes = self.encode(added.vectors, components, centres)
+        codes = self.codec.encode(np.hstack([added.vectors, components]) - centres)
         return partial(self.append, list_nos, ids, codes)
 
     def ids_of(self, added: Added) -> np.ndarray:

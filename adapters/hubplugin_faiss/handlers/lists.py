@@ -10,7 +10,8 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.offsets import ExtraDimensions, evenly
+from hubplugin.measures.hubness import pick_evenly
+from hubplugin_faiss.encoding.offsets import ExtraDimensions
 from hubplugin_faiss.handlers.base import Added, Change
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
@@ -120,7 +121,7 @@ class InvertedListsHandler(BaseIndexHandler):
             offsets,
             self.sizes,
             self.quantizer.reconstruct_batch(np.arange(nlist)),
-            evenly(queries, max(BESTS // nlist, 40)),
+            pick_evenly(queries, max(BESTS // nlist, 40)),
             self.euclidean,
         )
 

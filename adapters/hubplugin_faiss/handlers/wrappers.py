@@ -11,10 +11,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.offsets import (
     ExtraDimensions,
     UpgradeSpec,
-    evenly,
     nearness_of,
 )
 from hubplugin_faiss.handlers.base import (
@@ -158,17 +158,14 @@ class PreTransformHandler(WrapperHandler):
 
     def __init__(self, index: faiss.IndexPreTransform):
         chain = transforms_of(index)
+        part = faiss.downcast_index(index.index)
+        kind = IndexHandler.registry.get(type(part).__name__, IndexHandler)
         inner = None
-        extra = extra_dimensions_of(chain, index.metric_type == faiss.METRIC_L2)
-        if extra is not None:
-            chain = chain[:-2]
-            part = faiss.downcast_index(index.index)
-            kind = IndexHandler.registry.get(type(part).__name__)
-            if kind is None or not issubclass(kind, BaseIndexHandler):
-                raise StoreError(
-                    f"{name_of(part)} cannot carry offsets where it stands"
-                )
-            inner = kind(part, extra)
+        if issubclass(kind, BaseIndexHandler):
+            extra = extra_dimensions_of(chain, index.metric_type == faiss.METRIC_L2)
+            if extra is not None:
+                chain = chain[:-2]
+                inner = kind(part, extra)
         super().__init__(index, inner)
         self._transforms = chain
         self.lossy |= any(step.d_out < step.d_in for step in chain)
@@ -417,7 +414,7 @@ class RefineHandler(WrapperHandler):
         index is not upgraded.
         """
         base_ids = self._base.labels()
-        ids = np.sort(evenly(base_ids, SOME))
+        ids = np.sort(pick_evenly(base_ids, SOME))
         base_rows = np.flatnonzero(np.isin(base_ids, ids))
         base_vectors, base_offsets = self._base.take(base_rows)
         refined_vectors, refined_offsets = self.inner.take(ids)
