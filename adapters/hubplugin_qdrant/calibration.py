@@ -101,18 +101,17 @@ class Searches:
         }
         if exact and not self._transport.is_local:  # which warns
             options["params"] = models.SearchParams(exact=True)
-        requests = []
-        finishes = []
-        for query, key in self._queries:
-            raw = models.QueryRequest(query=query, shard_key=key, **options)
-            request, finish = rewrite(raw, manifest)
-            requests.append(request)
-            finishes.append(finish)
+        rewritten = [
+            rewrite(
+                models.QueryRequest(query=query, shard_key=key, **options), manifest
+            )
+            for query, key in self._queries
+        ]
         search = self._transport.client.query_batch_points
-        answers = self._transport.answers(requests, search)
+        answers = self._transport.answers([sent for sent, _ in rewritten], search)
         return as_hits(
             finish(answer.points)
-            for finish, answer in zip(finishes, answers, strict=True)
+            for (_, finish), answer in zip(rewritten, answers, strict=True)
         )
 
 

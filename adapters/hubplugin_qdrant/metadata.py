@@ -390,31 +390,29 @@ CHANGES = 10
 """How many changes of a collection one request may meet."""
 
 
-def corrected(name: str) -> Callable[[OnState], OfClient]:
-    """Return a decorator: the operation is the method `name` of a corrected client.
+def corrected(operation: OnState, name: str | None = None) -> OfClient:
+    """Return the method `name` of a corrected client, by default called as `operation`.
 
-    It is made again if the state of its collection changes. On a collection without a
-    correction the method is the plain client's.
+    It does `operation`, once more if the state of its collection changes. On a
+    collection without a correction it is the plain client's.
     """
+    plain = name or operation.__name__
 
-    def decorate(operation: OnState) -> OfClient:
-        def method(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-            collection = arguments["collection_name"]
-            cached = yield from cache.lookup(collection)
-            changes = 0
-            while cached.manifest is not None:
-                try:
-                    return (yield from operation(cache, cached, arguments))
-                except Exception as error:
-                    if fault_of(error) in PASSING or changes == CHANGES:
-                        raise
-                    now = yield from cache.lookup(collection, cached)
-                    if now.state == cached.state:
-                        raise
-                    cached = now
-                    changes += 1
-            return (yield Call(getattr(cache.raw, name), **arguments))
+    def method(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
+        collection = arguments["collection_name"]
+        cached = yield from cache.lookup(collection)
+        changes = 0
+        while cached.manifest is not None:
+            try:
+                return (yield from operation(cache, cached, arguments))
+            except Exception as error:
+                if fault_of(error) in PASSING or changes == CHANGES:
+                    raise
+                now = yield from cache.lookup(collection, cached)
+                if now.state == cached.state:
+                    raise
+                cached = now
+                changes += 1
+        return (yield Call(getattr(cache.raw, plain), **arguments))
 
-        return method
-
-    return decorate
+    return method

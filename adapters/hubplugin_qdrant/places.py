@@ -50,7 +50,7 @@ class Place:
             raise InputError(f"{url!r} names no collection; expected {expected}")
         self.prefix = self.folder.strip("/")
         grpc = self.options.get("grpc", "")
-        is_port = grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536
+        is_port = grpc.isdecimal() and 0 < int(grpc) < 65536
         if grpc and (self.is_local or self.prefix or not is_port):
             raise InputError(
                 f"grpc={grpc}: expected the server's port for gRPC, usually 6334, "
@@ -93,7 +93,7 @@ class QdrantShard(StoreShard):
     rows: int
 
     def scan(self) -> Iterator[Batch]:
-        yield from _open(self.url).scan_between((self.first, self.last))
+        yield from _open(self.url).scan(between=(self.first, self.last))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
-from pydantic import BaseModel
 from qdrant_client import models
 
 from hubplugin.errors import InputError
@@ -511,29 +510,21 @@ def _over_distances(
     if "$score[0]" in names:
         names.add("$score")
     defaults = dict(query.defaults or {})
-    for name in names & defaults.keys():
-        defaults[name] = similarity_threshold(defaults[name], Metric.EUCLIDEAN)
-    return models.FormulaQuery.model_construct(
-        formula=_as_distances(query.formula, names), defaults=defaults
-    )
+    text = query.model_dump_json(include={"formula"}, exclude_none=True, by_alias=True)
+    for name in names:
+        text = text.replace(f'"{name}"', DISTANCE.replace("S", f'"{name}"'))
+        if name in defaults:
+            defaults[name] = similarity_threshold(defaults[name], Metric.EUCLIDEAN)
+    formula = models.FormulaQuery.model_validate_json(text).formula
+    return models.FormulaQuery.model_construct(formula=formula, defaults=defaults)
 
 
-def _as_distances(expression: Any, names: set[str]) -> Any:
-    """Turn the similarities S called `names` in `expression` into distances:
-    x / sqrt(|x|) with x = -2 S. This is sqrt(x), or -sqrt(-x) where x is negative."""
-    if isinstance(expression, str) and expression in names:
-        square = models.MultExpression(mult=[-2.0, expression])
-        root = models.SqrtExpression(sqrt=models.AbsExpression(abs=square))
-        quotient = models.DivParams(left=square, right=root, by_zero_default=0.0)
-        return models.DivExpression(div=quotient)
-    if isinstance(expression, list):
-        return [_as_distances(part, names) for part in expression]
-    if not isinstance(expression, BaseModel) or isinstance(expression, models.Filter):
-        return expression
-    fields = expression.__dict__.items()
-    parts = {name: _as_distances(value, names) for name, value in fields}
-    return expression.model_copy(update=parts)
-
+DISTANCE = (
+    '{"div": {"left": {"mult": [-2.0, S]}, "by_zero_default": 0.0, '
+    '"right": {"sqrt": {"abs": {"mult": [-2.0, S]}}}}}'
+)
+"""The expression of the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This is
+sqrt(x), or -sqrt(-x) where x is negative."""
 
 UNIT = 1e-6
 """How far from 1 rounding to float32 takes the length of a unit vector: vectors as

@@ -250,10 +250,7 @@ class VectorSchema(Schema):
         return None
 
     def cost(self) -> str:
-        hnsw = self.parameters.hnsw_config
         links = self.transport.opened.config.hnsw_config.m
-        if hnsw is not None and hnsw.m:
-            links = hnsw.m
         bytes_a_number = 2 if self._is_short else 4
         each = bytes_a_number * (self.dim + 1) + 2 * links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"

@@ -122,7 +122,7 @@ def click(
 
 
 @record
-@corrected("query_points")
+@corrected
 def query_points(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
@@ -133,7 +133,7 @@ def query_points(
 
 
 @record
-@corrected("query_points_groups")
+@corrected
 def query_points_groups(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
@@ -148,7 +148,7 @@ def query_points_groups(
 
 
 @record
-@corrected("query_batch_points")
+@corrected
 def query_batch_points(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
@@ -239,22 +239,23 @@ def _look_up(
 
 
 def explain(
-    cache: CorrectionCache, collection: str, request: models.QueryRequest
+    raw: Any, collection: str, request: models.QueryRequest
 ) -> Operation[Explanation]:
     """Return `request` to a corrected `collection` as another client sends it.
 
     docs/other-clients.md says what its numbers mean, and what Euclidean distance and a
     query map change.
     """
+    cache = CorrectionCache(raw)
     cached = yield from cache.lookup(collection)
-    ((corrected_request, _),) = yield from rewrite_requests(cache, cached, [request])
-    fields = corrected_request.model_dump_json(
+    ((sent, _),) = yield from rewrite_requests(cache, cached, [request])
+    fields = sent.model_dump_json(
         exclude_none=True, exclude_defaults=True, by_alias=True
     )
     path = f"/collections/{collection}/points/query"
     quoted = fields.replace("'", "'\\''")
     lines = [
-        f"curl -X POST {plain_client.address(cache.raw)}{path}",
+        f"curl -X POST {plain_client.address(raw)}{path}",
         "  -H 'Content-Type: application/json'",
         f"  -d '{quoted}'",
     ]

@@ -302,19 +302,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         fields = {plain_id(record.id): record.payload or {} for record in records}
         return [fields.get(key, {}) for key in ids]
 
-    def scan(self, field: str | None = None) -> Iterator[Batch]:
-        return self.scan_between(EVERY_ID, field)
-
-    def fields(self) -> Sequence[str]:
-        """Return the payload keys of the first points."""
-        records = next(self.transport.pages(with_payload=True))
-        keys = {key for record in records for key in record.payload or {}}
-        return sorted(keys - {KEY})
-
-    def scan_between(
-        self, between: IdRange, field: str | None = None
+    def scan(
+        self, field: str | None = None, between: IdRange = EVERY_ID
     ) -> Iterator[Batch]:
-        """Yield the points `between` two ids as `scan` yields all."""
+        """Yield every point, or those `between` two ids."""
         manifest = self.seen()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
@@ -483,12 +474,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         request = models.QueryRequest(
             query=query, using=self.vector or None, limit=k, with_payload=True
         )
-
-        def call() -> Explanation:
-            cache = CorrectionCache(self.client)
-            return run(searches.explain(cache, self.collection, request))
-
-        return self.transport.retry("explaining", call)
+        explain = searches.explain
+        return self._run("explaining", explain, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
         """Return this store, whose searches return what meets `condition`.
@@ -645,9 +632,9 @@ class QdrantWriting(Writing):
 
     def _wait_for_clients(self) -> None:
         """Wait until all have read the manifest again. Local mode has one client."""
-        end = time.monotonic()
-        if not self._transport.is_local:
-            end += metadata.MANIFEST_SECONDS
+        if self._transport.is_local:
+            return
+        end = time.monotonic() + metadata.MANIFEST_SECONDS
         self._transport.wait_until(
             lambda: time.monotonic() >= end,
             "waiting for clients",

@@ -216,12 +216,6 @@ EVERY_ID: IdRange = (None, None)
 
 logger = logging.getLogger("hubplugin.qdrant")
 
-Search: TypeAlias = Callable[
-    [str, list[models.QueryRequest]], list[models.QueryResponse]
-]
-"""`query_batch_points` of a client, plain or corrected: it takes a collection and
-requests."""
-
 Change: TypeAlias = Callable[[list[Id]], list[models.UpdateOperation]]
 """Returns the operations that change points."""
 
@@ -505,11 +499,11 @@ class QdrantTransport:
         return max(1, min(BATCH, *(limit for limit in limits if limit)))
 
     def answers(
-        self, requests: list[models.QueryRequest], search: Search
+        self, requests: list[models.QueryRequest], search: Callable[..., Any]
     ) -> list[models.QueryResponse]:
-        """Return the answers of `search` to `requests`.
+        """Return the answers to `requests`, sent as many at a time as the server takes.
 
-        They are sent as many at a time as the server takes.
+        search: `query_batch_points` of a client, plain or corrected.
         """
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
         answers: list[models.QueryResponse] = []

@@ -51,7 +51,6 @@ def _write_points(name: str) -> OfClient:
     afterwards.
     """
 
-    @corrected(name)
     def write_points(
         cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
     ) -> Operation[Any]:
@@ -66,7 +65,7 @@ def _write_points(name: str) -> OfClient:
         touched = [(ids, shard_key)]
         return (yield from _then(cache, cached, plain, touched, [(lacking, shard_key)]))
 
-    return write_points
+    return corrected(write_points, name)
 
 
 def with_offsets(
@@ -129,21 +128,21 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     ids = plain_client.listen(arguments.get("ids"), heard)
     touched = [(heard, arguments.get("shard_key_selector"))]
 
-    @corrected("delete")
     def bring_offsets(
         cache: CorrectionCache, cached: CachedManifest, flush: Arguments
     ) -> Operation[Any]:
         plain = Call(cache.raw.delete, **flush)
         return (yield from _then(cache, cached, plain, touched, touched))
 
+    bring = corrected(bring_offsets, "delete")
     flush = {"collection_name": name, "points_selector": nothing()}
     try:
         yield Call(cache.raw.upload_collection, **arguments | {"ids": ids})
     except Exception:
         with suppress(Exception):
-            yield from bring_offsets(cache, flush)
+            yield from bring(cache, flush)
         raise
-    yield from bring_offsets(cache, flush)
+    yield from bring(cache, flush)
 
 
 def _change(name: str, selector: str = "points") -> OfClient:
@@ -152,7 +151,6 @@ def _change(name: str, selector: str = "points") -> OfClient:
     selector: The argument that chooses the points, or that has the operations to do.
     """
 
-    @corrected(name)
     def change(
         cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
     ) -> Operation[Any]:
@@ -168,7 +166,7 @@ def _change(name: str, selector: str = "points") -> OfClient:
         plain = Call(getattr(cache.raw, name), **arguments)
         return (yield from _then(cache, cached, plain, touched, touched))
 
-    return change
+    return corrected(change, name)
 
 
 update_vectors = _change("update_vectors")
@@ -178,7 +176,7 @@ clear_payload = _change("clear_payload", "points_selector")
 batch_update_points = _change("batch_update_points", "update_operations")
 
 
-@corrected("set_payload")
+@corrected
 def set_payload(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
