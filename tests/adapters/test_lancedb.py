@@ -6,9 +6,16 @@ import pyarrow as pa
 import pytest
 from lancedb.index import IvfPq
 
-from hubplugin import InputError, StoreError, inspect, refit, refresh, remove
-from hubplugin.jobs.correct import apply
-from hubplugin.registry import open_store
+from hubplugin import (
+    InputError,
+    StoreError,
+    apply,
+    inspect,
+    open_store,
+    refit,
+    refresh,
+    remove,
+)
 from hubplugin.testing import StoreConformance
 from tests.galleries import normal
 from tests.refusals import refused

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.registry import open_store
+from hubplugin import HubpluginError, StoreError, open_store
 from tests.galleries import collection, flat_index
 from tests.refusals import refused
 

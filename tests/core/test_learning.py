@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import Bank, apply, learning
+from hubplugin import Bank, Compute, CorrectionRefused, InputError, apply, learning
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Compute
-from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS

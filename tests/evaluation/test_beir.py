@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin.errors import InputError
+from hubplugin import InputError
 from hubplugin.evaluation.beir import read_beir
 from tests.commands import asked
 from tests.refusals import refused

@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.errors import InputError, StoreError
+from hubplugin import InputError, StoreError
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import (

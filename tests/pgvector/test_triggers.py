@@ -3,8 +3,7 @@
 import pytest
 
 import hubplugin_pgvector.store
-from hubplugin import apply, inspect, refresh, remove
-from hubplugin.errors import StoreError
+from hubplugin import StoreError, apply, inspect, refresh, remove
 from tests.pgvector.conftest import BANK, VECTORS
 from tests.refusals import refused
 

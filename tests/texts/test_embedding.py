@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin import InputError
-from hubplugin.bank import Bank
+from hubplugin import Bank, InputError
 from hubplugin.bank.embedding import embed_texts
 from tests.galleries import unit
 from tests.refusals import refused

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import hubplugin
-from hubplugin.bank import Bank
-from hubplugin.compute import Compute
+from hubplugin import Bank, Compute
 from hubplugin.guard import judge
 from hubplugin.metric import Metric
 from hubplugin.validation import sample_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.errors import StoreError
+from hubplugin import StoreError
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
 from tests.core.formulas import similarity

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from hubplugin import Bank, apply, fit, open_store, refit
+from hubplugin import Bank, InputError, StoreError, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
-from hubplugin.errors import InputError, StoreError
 from tests.commands import run, typed, unwrapped
 from tests.galleries import assert_near, collection, flat_store, unit
 from tests.refusals import refused
