@@ -65,10 +65,7 @@ REFUSED = {
         lambda: faiss.IndexFlat,
         OFFSETS,
     ),
-    "the ITQTransform before this IndexFlat": (
-        lambda: filled("ITQ8,Flat", X),
-        OFFSETS,
-    ),
+    "the ITQTransform before this IndexFlat": (lambda: filled("ITQ8,Flat", X), OFFSETS),
     "IndexLattice cannot carry offsets; leave": (
         lambda: faiss.IndexLattice(8, 2, 4, 2),
         OFFSETS,

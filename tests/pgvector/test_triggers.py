@@ -29,11 +29,7 @@ MEDDLING = {
         f"CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {DEEP}",
         "50 of 50 rows have another vector",
     ),
-    "raises": (
-        "RAISE 'append only' USING ERRCODE = '55000';",
-        BEFORE,
-        "append only",
-    ),
+    "raises": ("RAISE 'append only' USING ERRCODE = '55000';", BEFORE, "append only"),
     "is a rule": (
         "RETURN NULL;",
         "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING",

@@ -178,10 +178,7 @@ def rerank_by_dsl(bank, query, scores):
         ),
         (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
         (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
-        (
-            lambda b, t: fit(t, b, "dn").with_activation(t),
-            "no activation set",
-        ),
+        (lambda b, t: fit(t, b, "dn").with_activation(t), "no activation set"),
         (lambda b, t: fit(t, b, "is").is_activated(t), "with_activation"),
         (lambda b, t: rerank_by_dsl(b, b[0], [0.5]), "2 candidate ids came with 1"),
         (lambda b, t: rerank_by_dsl(b, b[0][:3], [0.5, 0.4]), "12 dimensions"),

@@ -236,10 +236,7 @@ EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
         ((*EVALUATE, "--method", "dbsn"), "pass --bank"),
         ((*DIAGNOSE, "."), "is a folder; expected a"),
         ((*DIAGNOSE, "bank.npy", "--report", "no/a.html"), "there is no folder"),
-        (
-            (*DIAGNOSE, "bank.npy", "--report", "."),
-            "it is a folder; expected a file",
-        ),
+        ((*DIAGNOSE, "bank.npy", "--report", "."), "it is a folder; expected a file"),
     ],
 )
 def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(words, said, here):

@@ -235,10 +235,7 @@ def hubs(*corrected):
             "found too often (2.0% at most at the fit): 7 9.0%",
         ),
         (
-            {
-                "correction": Correction(None, False),
-                "missing": 1000,
-            },
+            {"correction": Correction(None, False), "missing": 1000},
             "the correction is half-written, and searches are raw: run apply",
         ),
     ],
