@@ -24,13 +24,13 @@ def similarity(queries, targets, metric):
 
 
 def offsets(*given, **parameters):
-    """The offsets that `raw_offsets` gives, less their mean."""
+    """Return the offsets of `raw_offsets`, less their mean."""
     raw = raw_offsets(*given, **parameters)
     return raw - raw.mean()
 
 
 def raw_offsets(method, bank, targets, metric, target_bank=None, columns=None, **p):
-    """By `method`, up to a constant. columns: the targets of a Sinkhorn fit; `targets` by default."""
+    """Return offsets up to a constant. columns: the targets of a Sinkhorn fit; `targets` by default."""
     s = similarity(bank, targets, metric)
     if method in ("sn", "dbsn"):
         columns = targets if columns is None else columns
