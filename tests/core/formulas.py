@@ -34,7 +34,7 @@ def raw_offsets(method, bank, targets, metric, target_bank=None, columns=None, *
     s = similarity(bank, targets, metric)
     if method in ("sn", "dbsn"):
         columns = targets if columns is None else columns
-        if method == "dbsn":
+        if target_bank is not None and method == "dbsn":
             columns = np.concatenate([columns, target_bank])
         return log_of("sn", s, columns=similarity(bank, columns, metric), **p)
     if method == "dualis":
