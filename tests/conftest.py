@@ -93,6 +93,13 @@ def few_calibration_queries(monkeypatch):
 
 
 @pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    """The folder of this process."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(7)
 

@@ -46,30 +46,28 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
     assert "secret" not in str(caught.value)
 
 
-def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
-    flat_index(tmp_path / "p.faiss", np.eye(3, dtype=np.float32))
-    monkeypatch.chdir(tmp_path)
+def test_two_slashes_before_a_path_are_read_as_in_other_urls(cwd):
+    flat_index(cwd / "p.faiss", np.eye(3, dtype=np.float32))
     for url in (
         "faiss:p.faiss",
         "faiss://p.faiss",
-        f"faiss://{tmp_path}/p.faiss",
-        f"faiss:/{tmp_path}/p.faiss",
+        f"faiss://{cwd}/p.faiss",
+        f"faiss:/{cwd}/p.faiss",
     ):
         assert open_store(url).count() == 3
 
 
-def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
+def test_two_slashes_before_the_folder_of_a_local_collection(cwd):
     qdrant_client = pytest.importorskip(
         "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
     )
-    client = qdrant_client.QdrantClient(path=str(tmp_path / "q"))
+    client = qdrant_client.QdrantClient(path=str(cwd / "q"))
     collection(client, np.eye(3))
     client.close()
-    monkeypatch.chdir(tmp_path)
     for url in (
         "qdrant-local:q/photos",
         "qdrant-local://q/photos",
-        f"qdrant-local://{tmp_path}/q/photos",
+        f"qdrant-local://{cwd}/q/photos",
     ):
         store = open_store(url)
         assert store.dim == 3

@@ -250,9 +250,8 @@ URL = "qdrant-local:local/photos"
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made(cwd):
     """A corrected collection in local mode, and a file of queries."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     client = QdrantClient(path="local")
     collection(client, rng.normal(size=(120, DIM)))

@@ -42,9 +42,8 @@ def read_titles(store, field="title"):
 
 
 @pytest.fixture
-def url(vectors, tmp_path, monkeypatch):
+def url(vectors, cwd):
     """The URL of a store with titles, in a folder with the model that embeds them."""
-    monkeypatch.chdir(tmp_path)
     targets, titles, queries = vectors
     np.save("embedded.npy", titles)
     np.save("log.npy", queries)
