@@ -368,35 +368,32 @@ def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
-REFUSED = {
-    "pass a Bank with answers=": lambda q, a: {"bank": q},
-    "400 different pairs of 5 targets": lambda q, a: {"bank": Bank(q, a % 5)},
-    "the bank has 49 different pairs of 49 targets; learn=True needs 50": lambda q, a: {
-        "bank": Bank(np.tile(q[:49], (3, 1)), np.tile(a[:49], 3))
-    },
-    "default method, not with method='csls'": lambda q, a: {"method": "csls"},
-    "not for metric='euclidean'": lambda q, a: {"metric": "euclidean"},
-    "pass targets=": lambda q, a: {"targets": None},
-    "does not go with executor=": lambda q, a: {"executor": object()},
-    "learn=: expected True, False, or pairs as Bank(titles, ids), got str": (
-        lambda q, a: {"learn": "fold"}
-    ),
-    "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": lambda q, a: {
-        "learn": Bank(q, q)
-    },
-    "the judged bank has 49 different pairs": lambda q, a: {
-        "judged": Bank(q[:49], a[:49])
-    },
-    "judged= is for logs": lambda q, a: {"judged": Bank(q, q, pairs=np.arange(PAIRS))},
-    "pass learn=True": lambda q, a: {"judged": Bank(q, a), "learn": False},
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_learn_is_refused_in_one_line(said, targets, queries, answers, log):
-    given = {"targets": targets, "bank": log, "learn": True}
-    with refused(InputError, said):
-        hubplugin.fit(**given | REFUSED[said](queries, answers))
+def test_what_cannot_learn_is_refused_in_one_line(targets, queries, answers, log):
+    few = Bank(queries[:49], answers[:49])
+    thrice = Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
+    by_vectors = Bank(queries, queries, pairs=np.arange(PAIRS))
+    for said, wrong in {
+        "pass a Bank with answers=": {"bank": queries},
+        "400 different pairs of 5 targets": {"bank": Bank(queries, answers % 5)},
+        "the bank has 49 different pairs of 49 targets; learn=True needs 50": {
+            "bank": thrice
+        },
+        "default method, not with method='csls'": {"method": "csls"},
+        "not for metric='euclidean'": {"metric": "euclidean"},
+        "pass targets=": {"targets": None},
+        "does not go with executor=": {"executor": object()},
+        "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {
+            "learn": "fold"
+        },
+        "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": {
+            "learn": Bank(queries, queries)
+        },
+        "the judged bank has 49 different pairs": {"judged": few},
+        "judged= is for logs": {"judged": by_vectors},
+        "pass learn=True": {"judged": log, "learn": False},
+    }.items():
+        with refused(InputError, said):
+            hubplugin.fit(**{"targets": targets, "bank": log, "learn": True} | wrong)
 
 
 @pytest.mark.parametrize("ends", [(0.5, 0.5), (1, 1)], ids=["random", "all right"])
