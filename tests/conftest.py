@@ -31,7 +31,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def copied(value):
-    """What `copy.deepcopy` makes of it, in a fifth of the time where it is JSON."""
+    """Copy as `copy.deepcopy` does, in a fifth of the time if it is JSON."""
     if type(value) is dict:
         return {key: copied(each) for key, each in value.items()}
     if type(value) is list:
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Where torch is not installed (`make light`), leaves out the tests that ask for a device of it, and says so."""
+    """Skip tests that ask for a device of torch if it is not installed (`make light`)."""
     outcome = yield
     report, error = outcome.get_result(), call.excinfo
     if (
@@ -90,6 +90,13 @@ def real():
 def few_calibration_queries(monkeypatch):
     """Local mode searches in Python, where a calibration would take most of the time of a test."""
     monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
+
+
+@pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    """The folder of this process."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ def unit(rows):
 
 
 def flat_store(folder, vectors, ids=None):
-    """Returns the store of such an index in a folder."""
+    """Return the store of such an index in a folder."""
     return open_store(flat_index(folder / "photos.faiss", vectors, ids))
 
 
 def collection(client, vectors, payload=None, name="photos"):
-    """Makes a Qdrant collection of `vectors` [n, d], compared by cosine, under the ids 0, 1, ..."""
+    """Make a Qdrant collection of `vectors` [n, d], compared by cosine, under the ids 0, 1, ..."""
     from qdrant_client import models
 
     cosine = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
@@ -30,7 +30,7 @@ def collection(client, vectors, payload=None, name="photos"):
 
 
 def flat_index(file, vectors, ids=None):
-    """Writes `vectors` as an index that is searched exactly by inner product, under `ids` if given; returns its URL."""
+    """Write `vectors` as an index that is searched exactly by inner product, under `ids` if given; return its URL."""
     faiss = pytest.importorskip(
         "faiss", reason="needs faiss-cpu: pip install '.[faiss]'"
     )
@@ -49,12 +49,12 @@ def assert_near(found, expected, atol=1e-5):
 
 
 def normal(rng, *shape):
-    """Returns normally distributed numbers, as float32."""
+    """Return normally distributed numbers, as float32."""
     return rng.normal(size=shape).astype(np.float32)
 
 
 def clustered(rng, count, dim):
-    """Returns unit vectors about eight centres, so that some are hubs."""
+    """Return unit vectors about eight centres, so that some are hubs."""
     centres = rng.normal(size=(8, dim))[rng.integers(8, size=count)]
     return unit(centres + rng.normal(size=(count, dim)))
 

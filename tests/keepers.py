@@ -12,7 +12,7 @@ DIM = 8
 
 
 class Keeper(ABC):
-    """One gallery, in the folder or the database `place`.
+    """A gallery, in the folder or the database `place`.
 
     Attributes:
         keeps: a vector that is overwritten keeps the offset that it had.
@@ -269,7 +269,7 @@ class InPostgres(Keeper):
 
 
 class InQdrant(Keeper):
-    """In local mode; every other one with second vectors."""
+    """A collection in local mode; every other one with second vectors."""
 
     client = None
 

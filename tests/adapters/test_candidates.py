@@ -140,4 +140,4 @@ def test_a_field_is_read_and_a_misspelt_one_lists_those_there_are(gallery, rng):
     pairs = Bank.from_field(store, "title", "module:embed")
     assert (*pairs.queries, *pairs.answers) == ("sea", key)
     with refused(HubpluginError, r"there are .*title"):
-        Bank.from_field(store, "titel", "module:embed")
+        Bank.from_field(store, "heading", "module:embed")

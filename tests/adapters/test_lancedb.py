@@ -6,9 +6,16 @@ import pyarrow as pa
 import pytest
 from lancedb.index import IvfPq
 
-from hubplugin import InputError, StoreError, inspect, refit, refresh, remove
-from hubplugin.jobs.correct import apply
-from hubplugin.registry import open_store
+from hubplugin import (
+    InputError,
+    StoreError,
+    apply,
+    inspect,
+    open_store,
+    refit,
+    refresh,
+    remove,
+)
 from hubplugin.testing import StoreConformance
 from tests.galleries import normal
 from tests.refusals import refused
@@ -210,14 +217,9 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written
     metadata = {"hubplugin": b"1", "hubplugin:manifest": b"{"}
     schema = pa.schema([("number", pa.int64())], metadata)
     database.create_table("photos__hubplugin", schema=schema, mode="overwrite")
-    for job in (
-        remove,
-        inspect,
-        lambda store: apply(store, model, force=True),
-    ):
+    for job in (remove, inspect, lambda store: apply(store, model, force=True)):
         with refused(
-            StoreError,
-            r"table photos__hubplugin has a manifest that is [^\n]*again$",
+            StoreError, r"table photos__hubplugin has a manifest that is [^\n]*again$"
         ):
             job(open_store(store.url))
     assert database.open_table("photos__hubplugin").schema == schema

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.registry import open_store
+from hubplugin import HubpluginError, StoreError, open_store
 from tests.galleries import collection, flat_index
 from tests.refusals import refused
 
@@ -47,14 +46,13 @@ def test_no_error_shows_a_password_however_it_is_spelt(needs, url, tmp_path):
     assert "secret" not in str(caught.value)
 
 
-def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
-    flat_index(tmp_path / "p.faiss", np.eye(3, dtype=np.float32))
-    monkeypatch.chdir(tmp_path)
+def test_two_slashes_before_a_path_are_read_as_in_other_urls(cwd):
+    flat_index(cwd / "p.faiss", np.eye(3, dtype=np.float32))
     for url in (
         "faiss:p.faiss",
         "faiss://p.faiss",
-        f"faiss://{tmp_path}/p.faiss",
-        f"faiss:/{tmp_path}/p.faiss",
+        f"faiss://{cwd}/p.faiss",
+        f"faiss:/{cwd}/p.faiss",
     ):
         assert open_store(url).count() == 3
 
@@ -72,18 +70,17 @@ def test_a_question_mark_in_the_name_of_an_index_is_told_from_that_of_options(
         assert open_store(open_store(f"faiss:{place}").url).count() == 3
 
 
-def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
+def test_two_slashes_before_the_folder_of_a_local_collection(cwd):
     qdrant_client = pytest.importorskip(
         "qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'"
     )
-    client = qdrant_client.QdrantClient(path=str(tmp_path / "q"))
+    client = qdrant_client.QdrantClient(path=str(cwd / "q"))
     collection(client, np.eye(3))
     client.close()
-    monkeypatch.chdir(tmp_path)
     for url in (
         "qdrant-local:q/photos",
         "qdrant-local://q/photos",
-        f"qdrant-local://{tmp_path}/q/photos",
+        f"qdrant-local://{cwd}/q/photos",
     ):
         store = open_store(url)
         assert store.dim == 3

@@ -3,8 +3,8 @@
 import chromadb
 import pytest
 
+from hubplugin import open_store
 from hubplugin.metric import Metric
-from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 
 pytestmark = pytest.mark.slow

@@ -24,17 +24,17 @@ def similarity(queries, targets, metric):
 
 
 def offsets(*given, **parameters):
-    """The offsets that `raw_offsets` gives, less their mean."""
+    """Return the offsets of `raw_offsets`, less their mean."""
     raw = raw_offsets(*given, **parameters)
     return raw - raw.mean()
 
 
 def raw_offsets(method, bank, targets, metric, target_bank=None, columns=None, **p):
-    """By `method`, up to a constant. columns: the targets of a Sinkhorn fit; `targets` by default."""
+    """Return offsets up to a constant. columns: the targets of a Sinkhorn fit; `targets` by default."""
     s = similarity(bank, targets, metric)
     if method in ("sn", "dbsn"):
         columns = targets if columns is None else columns
-        if method == "dbsn":
+        if target_bank is not None and method == "dbsn":
             columns = np.concatenate([columns, target_bank])
         return log_of("sn", s, columns=similarity(bank, columns, metric), **p)
     if method == "dualis":

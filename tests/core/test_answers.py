@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubplugin import Bank, OffsetModel, fit
+from hubplugin import Bank, Compute, OffsetModel, fit
 from hubplugin.bank import spacing_ratio
-from hubplugin.compute import Compute
 from hubplugin.compute.reductions import SMALLEST_LOG
 from tests.core.formulas import blend, log_of, similarity, without_answers
 from tests.galleries import assert_near

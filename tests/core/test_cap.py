@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from hubplugin import Bank, fit
-from hubplugin.compute import Compute
+from hubplugin import Bank, Compute, fit
 from tests.core import formulas
 from tests.galleries import assert_near, each_metric
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin import OffsetModel, StoreError, refresh
 from hubplugin.corrections import FORMAT, Manifest, ManifestStore, Version
-from hubplugin.errors import StoreError
-from hubplugin.jobs.write import refresh, write
+from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Writing
 from hubplugin.testing import StoreConformance
 from tests.galleries import clustered

@@ -5,9 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from hubplugin import CorrectionRefused, fit
-from hubplugin.bank import Bank
-from hubplugin.compute import Compute
+from hubplugin import Bank, Compute, CorrectionRefused, fit
 from hubplugin.guard import require_displacement
 from tests.galleries import unit
 from tests.refusals import refused

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import Bank, apply, learning
+from hubplugin import Bank, Compute, CorrectionRefused, InputError, apply, learning
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Compute
-from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.guard import judge_by
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS
@@ -381,30 +379,27 @@ def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
     assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
-REFUSED = {
-    "pass a Bank with answers=": lambda q, a: {"bank": q},
-    "400 different pairs of 5 targets": lambda q, a: {"bank": Bank(q, a % 5)},
-    "the bank has 49 different pairs of 49 targets; learn=True needs 50": lambda q, a: {
-        "bank": Bank(np.tile(q[:49], (3, 1)), np.tile(a[:49], 3))
-    },
-    "no executor: change method=": lambda q, a: {"method": "csls"},
-    "change metric=": lambda q, a: {"metric": "euclidean"},
-    "change targets=": lambda q, a: {"targets": None},
-    "change executor=": lambda q, a: {"executor": object()},
-    "learn=: expected True, False, or pairs as Bank(titles, ids), got str": (
-        lambda q, a: {"learn": "fold"}
-    ),
-    "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": lambda q, a: {
-        "learn": Bank(q, q)
-    },
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_learn_is_refused_in_one_line(said, targets, queries, answers, log):
-    given = {"targets": targets, "bank": log, "learn": True}
-    with refused(InputError, said):
-        hubplugin.fit(**given | REFUSED[said](queries, answers))
+def test_what_cannot_learn_is_refused_in_one_line(targets, queries, answers, log):
+    thrice = Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
+    for said, wrong in {
+        "pass a Bank with answers=": {"bank": queries},
+        "400 different pairs of 5 targets": {"bank": Bank(queries, answers % 5)},
+        "the bank has 49 different pairs of 49 targets; learn=True needs 50": {
+            "bank": thrice
+        },
+        "no executor: change method=": {"method": "csls"},
+        "change metric=": {"metric": "euclidean"},
+        "change targets=": {"targets": None},
+        "change executor=": {"executor": object()},
+        "learn=: expected True, False, or pairs as Bank(titles, ids), got str": {
+            "learn": "fold"
+        },
+        "learn=: the pairs lack ids or rows; pass Bank(titles, ids)": {
+            "learn": Bank(queries, queries)
+        },
+    }.items():
+        with refused(InputError, said):
+            hubplugin.fit(**{"targets": targets, "bank": log, "learn": True} | wrong)
 
 
 @pytest.mark.parametrize("ends", [(0.5, 0.5), (1, 1)], ids=["random", "all right"])

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubplugin import Bank, OffsetModel, fit
+from hubplugin import Bank, InputError, OffsetModel, fit
 from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
 from hubplugin.compute.device import reduces_precision
-from hubplugin.errors import InputError
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.compute import Compute
+from hubplugin import Compute
 from tests.galleries import assert_near, unit
 
 ROOM = "20MB"

@@ -260,10 +260,7 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
 def test_bank_and_targets_of_different_dimensions_are_both_named():
     other = np.ones((5, 2))
     for call, said in (
-        (
-            lambda: fit(other, X, "is"),
-            "targets has 2 dimensions, the query bank has 3",
-        ),
+        (lambda: fit(other, X, "is"), "targets has 2 dimensions, the query bank has 3"),
         (
             lambda: fit(None, Bank(X, other), "dualis"),
             "query bank has 3 dimensions, target bank has 2",

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin.errors import InputError
+from hubplugin import InputError
 from hubplugin.evaluation.beir import read_beir
 from tests.commands import asked
 from tests.refusals import refused
@@ -21,9 +21,9 @@ def embed(texts):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(cwd):
     """Documents of two words each, and queries that ask for one of them in others."""
-    found = tmp_path / "colours"
+    found = cwd / "colours"
     (found / "qrels").mkdir(parents=True)
     documents = []
     queries = [{"_id": "unjudged", "text": "red"}]
@@ -36,7 +36,6 @@ def folder(tmp_path, monkeypatch):
         text = "\n".join(json.dumps(line) for line in lines)
         (found / f"{name}.jsonl").write_text(text)
     (found / "qrels" / "test.tsv").write_text("\n".join(judged))
-    monkeypatch.chdir(tmp_path)
     return found
 
 

@@ -68,10 +68,7 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
         ("owl.qrels", "no qrels file"),
     ],
 )
-def test_what_is_no_ground_truth_is_refused_in_one_line(
-    source, said, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owl.qrels").write_text("q1 owl\n")
+def test_what_is_no_ground_truth_is_refused_in_one_line(source, said, cwd):
+    (cwd / "owl.qrels").write_text("q1 owl\n")
     with refused(InputError, said):
         as_truth(source, 2, 5)

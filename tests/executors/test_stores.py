@@ -7,8 +7,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Bank, apply, fit, open_store
-from hubplugin.errors import InputError, StoreError
+from hubplugin import Bank, InputError, StoreError, apply, fit, open_store
 from hubplugin_qdrant.store import QdrantStore
 from tests.galleries import flat_index
 from tests.refusals import refused

@@ -138,12 +138,12 @@ def grow(path, vectors):
 
 
 def stored(index):
-    """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
+    """Return the offsets in an upgraded index, by row of the vectors that were added."""
     return _scanned(index, "offsets")
 
 
 def decoded(index):
-    """Its vectors, likewise."""
+    """Return the vectors in an upgraded index, likewise."""
     return _scanned(index, "vectors")
 
 

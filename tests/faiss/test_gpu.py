@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.errors import StoreError
+from hubplugin import StoreError
 from hubplugin_faiss import upgrade
 from tests.faiss.cases import IP, L2, both, draw, filled
 from tests.galleries import assert_near, normal, with_map

@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.errors import InputError, StoreError
+from hubplugin import InputError, StoreError
 from hubplugin_faiss import add, downgrade, upgrade
 from tests.faiss import cases
 from tests.faiss.cases import (
@@ -105,8 +105,7 @@ def test_an_index_that_normalises_queries_refuses_a_map(way, rng):
 
 @both
 @pytest.mark.parametrize(
-    "kind",
-    slow_but(FEW, [kind for kind in ALL if "L2norm" not in kind]),
+    "kind", slow_but(FEW, [kind for kind in ALL if "L2norm" not in kind])
 )
 def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
     """What lies behind is an upgraded index like any other, which is tested by itself."""

@@ -65,10 +65,7 @@ REFUSED = {
         lambda: faiss.IndexFlat,
         OFFSETS,
     ),
-    "the ITQTransform before this IndexFlat": (
-        lambda: filled("ITQ8,Flat", X),
-        OFFSETS,
-    ),
+    "the ITQTransform before this IndexFlat": (lambda: filled("ITQ8,Flat", X), OFFSETS),
     "IndexLattice cannot carry offsets; leave": (
         lambda: faiss.IndexLattice(8, 2, 4, 2),
         OFFSETS,
@@ -142,13 +139,13 @@ def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tm
     before = bytes_of(index)
     file = written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
-    refused = pytest.raises(
+    loses = pytest.raises(
         hubplugin.CorrectionRefused,
         match=r"take recall@10 of bank queries from .*, and 0\.05 is the most",
     )
-    with refused:
+    with loses:
         upgrade(index, model)
-    with refused:
+    with loses:
         hubplugin.apply(hubplugin_faiss.open_store(file), model)
     assert bytes_of(index) == before
     assert file.read_bytes() == content

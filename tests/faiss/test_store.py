@@ -279,13 +279,13 @@ def test_the_metric_is_said_or_the_models_or_what_the_index_computes(file, model
         correct(file, index, model)
         assert opened(file).metric == "cosine"
     written(file, filled("Flat", 3 * GALLERY))
-    refused = {
+    wrong = {
         "": "row 0 has length 3",
         "?metric=cosine": "row 0 has length 3",
         "?metric=dot": "the model is for cosine",
         "?color=red": "the only option is metric",
     }
-    for said, says in refused.items():
+    for said, says in wrong.items():
         with refused(InputError, says):
             apply(open_store(f"faiss:{file}{said}"), model)
 

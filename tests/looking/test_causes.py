@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hubplugin.bank import Bank
+from hubplugin import Bank, Compute
 from hubplugin.causes import Finding, check_model, check_shift, distance_above
-from hubplugin.compute import Compute, TopK, search
+from hubplugin.compute import TopK, search
 from hubplugin.jobs.diagnose import Diagnosis, find_causes
 from hubplugin.measures.hubness import Hubness
 from hubplugin.metric import Metric

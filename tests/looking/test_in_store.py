@@ -33,13 +33,12 @@ def model(real, vectors):
 
 
 @pytest.fixture
-def store(vectors, tmp_path, monkeypatch):
+def store(vectors, cwd):
     """A store in the folder of this process, and queries with their true ids."""
-    monkeypatch.chdir(tmp_path)
     np.save("queries.npy", vectors[0])
     np.save("truth.npy", TRUE)
     ids = FIRST + np.arange(ROWS)
-    return flat_store(tmp_path, vectors[1], ids)
+    return flat_store(cwd, vectors[1], ids)
 
 
 @pytest.fixture

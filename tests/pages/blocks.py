@@ -24,7 +24,7 @@ INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}[^\n]*\n)+", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block. line: where it stands. reason: why it is not run, or None."""
+    """A fenced block. line: where it stands. reason: why it is not run, or None."""
 
     language: str
     code: str

@@ -112,10 +112,9 @@ class Given(dict):
 
 
 @pytest.mark.parametrize(("path", "code"), [*examples()])
-def test_an_example_of_a_docstring_runs(path, code, tmp_path, monkeypatch):
+def test_an_example_of_a_docstring_runs(path, code, cwd):
     if str(path) in NEED_A_SERVER:
         pytest.skip(f"needs a server: {NEED_A_SERVER[str(path)]}")
-    monkeypatch.chdir(tmp_path)
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     module = importlib.import_module(name)
     exec(compile(code, path, "exec"), {**vars(module), "hubplugin": hubplugin}, Given())

@@ -89,11 +89,11 @@ class Database:
         return "\n".join(line for line in lines if not line.startswith(fresh))
 
     def lines(self):
-        """Of a dump, sorted: updates leave rows in another order."""
+        """Return the lines of a dump, sorted: updates leave rows in another order."""
         return sorted(self.dump().splitlines())
 
     def setting(self, **settings):
-        """What each connection from now on has, as a server's administrator sets it; nothing: as it was."""
+        """Set what each connection has from now on; without settings, as it was."""
         changes = [f"SET {name} = {value}" for name, value in settings.items()]
         for change in changes or ["RESET ALL"]:
             self.run(f"ALTER DATABASE {self.name} {change}")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hubplugin import open_store
 from hubplugin.metric import Metric
-from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from hubplugin import inspect, refresh, remove
-from hubplugin.errors import StoreError
+from hubplugin import StoreError, inspect, refresh, remove
 from tests.pgvector.conftest import VECTORS
 from tests.refusals import refused
 

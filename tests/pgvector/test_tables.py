@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import hubplugin_pgvector.store
-from hubplugin import Bank, apply, inspect, open_store, refresh, remove
-from hubplugin.errors import StoreError
+from hubplugin import Bank, StoreError, apply, inspect, open_store, refresh, remove
 from tests.core.formulas import similarity
 from tests.galleries import normal
 from tests.pgvector.conftest import BANK, QUERIES, VECTORS

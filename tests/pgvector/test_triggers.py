@@ -3,8 +3,7 @@
 import pytest
 
 import hubplugin_pgvector.store
-from hubplugin import apply, inspect, refresh, remove
-from hubplugin.errors import StoreError
+from hubplugin import StoreError, apply, inspect, refresh, remove
 from tests.pgvector.conftest import BANK, VECTORS
 from tests.refusals import refused
 
@@ -30,11 +29,7 @@ MEDDLING = {
         f"CONSTRAINT TRIGGER t AFTER UPDATE ON photos DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {DEEP}",
         "50 of 50 rows have another vector",
     ),
-    "raises": (
-        "RAISE 'append only' USING ERRCODE = '55000';",
-        BEFORE,
-        "append only",
-    ),
+    "raises": ("RAISE 'append only' USING ERRCODE = '55000';", BEFORE, "append only"),
     "is a rule": (
         "RETURN NULL;",
         "RULE t AS ON UPDATE TO photos DO INSTEAD NOTHING",

@@ -161,35 +161,27 @@ def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     assert model.fingerprint != plain.fingerprint
 
 
-def rerank_by_dsl(bank, query, scores):
-    return Reranker(fit_rule(None, bank, "dsl"), len).rerank(query, [1, 2], scores)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (
-            lambda b, t: fit_rule(t, b, "disco"),
-            "unknown method 'disco': use one of dis, dualdis, dsl, gc",
+def test_what_cannot_be_used_is_refused_in_one_line(sets):
+    bank, targets, *_ = sets
+    reranker = Reranker(fit_rule(None, bank, "dsl"), len)
+    for said, call in {
+        "unknown method 'disco': use one of dis, dualdis, dsl, gc": (
+            lambda: fit_rule(targets, bank, "disco")
         ),
-        (
-            lambda b, t: fit_rule(t, b, "dis", k=91),
-            "k=91 is not between 1 and the 90 targets",
+        "k=91 is not between 1 and the 90 targets": (
+            lambda: fit_rule(targets, bank, "dis", k=91)
         ),
-        (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
-        (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
-        (
-            lambda b, t: fit(t, b, "dn").with_activation(t),
-            "no activation set",
+        "pass targets=": lambda: fit_rule(None, bank, "dis"),
+        "pass answers=": lambda: fit_rule(targets, bank, "dualdis"),
+        "no activation set": lambda: fit(targets, bank, "dn").with_activation(targets),
+        "with_activation": lambda: fit(targets, bank, "is").is_activated(targets),
+        "2 candidate ids came with 1": (
+            lambda: reranker.rerank(bank[0], [1, 2], [0.5])
         ),
-        (lambda b, t: fit(t, b, "is").is_activated(t), "with_activation"),
-        (lambda b, t: rerank_by_dsl(b, b[0], [0.5]), "2 candidate ids came with 1"),
-        (lambda b, t: rerank_by_dsl(b, b[0][:3], [0.5, 0.4]), "12 dimensions"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_line(sets, call, says):
-    with refused(InputError, says):
-        call(*sets[:2])
+        "12 dimensions": lambda: reranker.rerank(bank[0][:3], [1, 2], [0.5, 0.4]),
+    }.items():
+        with refused(InputError, said):
+            call()
 
 
 def test_dis_does_no_harm_with_an_adversarial_bank_where_is_does(real):

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin import InputError
-from hubplugin.bank import Bank
+from hubplugin import Bank, InputError
 from hubplugin.bank.embedding import embed_texts
 from tests.galleries import unit
 from tests.refusals import refused
@@ -29,10 +28,9 @@ number = 3
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
+def model(cwd, monkeypatch):
     """A module of a user's."""
-    (tmp_path / "my_model.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
+    (cwd / "my_model.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     sys.modules.pop("my_model", None)
     invalidate_caches()

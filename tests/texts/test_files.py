@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hubplugin import InputError
-from hubplugin.bank import Bank
+from hubplugin import Bank, InputError
 from hubplugin.bank.texts import read_clicks, read_texts
 from tests.refusals import refused
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import hubplugin
-from hubplugin.bank import Bank
-from hubplugin.compute import Compute
+from hubplugin import Bank, Compute
 from hubplugin.guard import judge
 from hubplugin.metric import Metric
 from hubplugin.validation import sample_of
@@ -60,8 +59,7 @@ ROWS = np.arange(20)
     [ROWS, ROWS.tolist(), torch.from_numpy(ROWS), "ids.npy", "clicks.csv"],
     ids=repr,
 )
-def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_answers_one_for_each_query_are_rows_or_ids(answers, cwd):
     np.save("ids.npy", ROWS)
     lines = ["query,target", *(f"{row},{row}" for row in ROWS)]
     Path("clicks.csv").write_text("\n".join(lines))
@@ -74,8 +72,7 @@ def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypat
     "answers",
     [GALLERY[:20], GALLERY[:20].tolist(), torch.eye(20, 30), list(GALLERY), "few.npy"],
 )
-def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_answers_that_are_vectors_are_a_target_bank(answers, cwd):
     np.save("few.npy", GALLERY[:5])
     prepared = Bank(QUERIES, answers).prepare("cosine", Compute()).against(GALLERY)
     assert prepared.target_bank.shape[1] == 30

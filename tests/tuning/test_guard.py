@@ -6,12 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin import Bank, Compute, CorrectionRefused, HubpluginError, apply, diagnose
+from hubplugin import (
+    Bank,
+    Compute,
+    CorrectionRefused,
+    HubpluginError,
+    apply,
+    diagnose,
+    open_store,
+)
 from hubplugin.bank import BankProfile
 from hubplugin.guard import Trial, judge, objections_to_recall
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.measures.significance import Figure, Side
-from hubplugin.registry import open_store
 from hubplugin.validation import Figures, Margins
 from tests.galleries import assert_near, flat_store, unit
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.bank import Bank, find_missing, places
-from hubplugin.compute import Compute
+from hubplugin import Bank, Compute
+from hubplugin.bank import find_missing, places
 from hubplugin.guard import judge, look_like_wrong_clicks, try_paraphrases
 from hubplugin.methods import METHODS
 from hubplugin.store import Batch

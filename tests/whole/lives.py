@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.errors import StoreError
+from hubplugin import StoreError
 from hubplugin.jobs.write import write
 from hubplugin.metric import Metric
 from tests.core.formulas import similarity
@@ -41,7 +41,7 @@ def refused_without(model, said):
 
 
 class Life:
-    """One gallery that `keeper` keeps, from its creation on. told: what was done."""
+    """The life of a gallery that `keeper` keeps. told: what was done."""
 
     def __init__(self, keeper, seed):
         self.rng = np.random.default_rng(seed)

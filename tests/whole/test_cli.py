@@ -236,10 +236,7 @@ EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
         ((*EVALUATE, "--method", "dbsn"), "pass --bank"),
         ((*DIAGNOSE, "."), "is a folder; expected a"),
         ((*DIAGNOSE, "bank.npy", "--report", "no/a.html"), "there is no folder"),
-        (
-            (*DIAGNOSE, "bank.npy", "--report", "."),
-            "it is a folder; expected a file",
-        ),
+        ((*DIAGNOSE, "bank.npy", "--report", "."), "it is a folder; expected a file"),
     ],
 )
 def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(words, said, here):
@@ -253,9 +250,8 @@ URL = "qdrant-local:local/photos"
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made(cwd):
     """A corrected collection in local mode, and a file of queries."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     client = QdrantClient(path="local")
     collection(client, rng.normal(size=(120, DIM)))

@@ -214,6 +214,10 @@ def hubs(*corrected):
     ]
 
 
+def hubness(raw, corrected, *more):
+    return {"hubness": HubnessNow(200, True, raw, corrected, 0.3, *more)}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -221,24 +225,18 @@ def hubs(*corrected):
         ({"missing": 30, "stale": 21}, "run refresh"),
         ({"foreign": 1}, "carry something else"),
         ({"drift": 1.0}, "no longer like the bank"),
+        (hubness(3.0, 3.6), "hubness is worse than raw"),
+        (hubness(3.0, 3.4), None),
+        (hubness(0.5, 0.9), None),
+        (hubness(3.0, 1.4, FIT), None),
+        (hubness(3.0, 1.0, FIT, hubs(14, 10)), None),
         (
-            {"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)},
-            "hubness is worse than raw",
-        ),
-        ({"hubness": HubnessNow(200, True, 3.0, 3.4, 0.3)}, None),
-        ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
-        ({"hubness": HubnessNow(200, True, 3.0, 1.4, 0.3, FIT)}, None),
-        ({"correction": None}, "no correction"),
-        ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(14, 10))}, None),
-        (
-            {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, hubs(18, 10))},
+            hubness(3.0, 1.0, FIT, hubs(18, 10)),
             "found too often (2.0% at most at the fit): 7 9.0%",
         ),
+        ({"correction": None}, "no correction"),
         (
-            {
-                "correction": Correction(None, False),
-                "missing": 1000,
-            },
+            {"correction": Correction(None, False), "missing": 1000},
             "the correction is half-written, and searches are raw: run apply",
         ),
     ],

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from hubplugin import Bank, apply, fit, open_store, refit
+from hubplugin import Bank, InputError, StoreError, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
-from hubplugin.errors import InputError, StoreError
 from tests.commands import run, typed, unwrapped
 from tests.galleries import assert_near, collection, flat_store, unit
 from tests.refusals import refused
@@ -43,9 +42,8 @@ def read_titles(store, field="title"):
 
 
 @pytest.fixture
-def url(vectors, tmp_path, monkeypatch):
+def url(vectors, cwd):
     """The URL of a store with titles, in a folder with the model that embeds them."""
-    monkeypatch.chdir(tmp_path)
     targets, titles, queries = vectors
     np.save("embedded.npy", titles)
     np.save("log.npy", queries)
