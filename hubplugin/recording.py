@@ -269,8 +269,8 @@ class Recorder:
     """A sample of the queries that are asked, on disk, to be used as a query bank.
 
         recorder = hubplugin.Recorder("photos.faiss.queries")
-        recorder.add(queries)                         # beside each index.search(queries, k)
-        recorder.click(query, 4711)                   # where somebody clicked what the search found
+        recorder.add(queries)  # beside each index.search(queries, k)
+        recorder.click(query, 4711)  # where somebody clicked what the search found
 
     Nothing that goes wrong while recording is raised: a folder that cannot be written is
     one line in the log, and what was asked meanwhile is dropped.
