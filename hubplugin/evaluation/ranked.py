@@ -157,10 +157,12 @@ def rank_store(
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
+    count = store.count()
+    if not count:
+        raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     prepare(task.queries, store.metric)  # which refuses zero vectors
     given = read_truth(truth, task.queries.rows, task.query_names)
     judged = np.flatnonzero([bool(each) for each in given])
-    count = store.count()
     facts: dict[str, Any] = {
         "metric": store.metric.value,
         "targets": count,

@@ -164,6 +164,29 @@ def test_a_store_is_asked_no_zero_vectors(store, vectors):
         hubplugin.evaluate(store, queries=queries, truth=np.zeros(len(queries), int))
 
 
+MODEL = """
+import numpy as np
+def embed(texts):
+    return np.load("queries.npy")[[int(text.removeprefix("question ")) for text in texts]]
+"""
+
+
+@pytest.fixture
+def texts(vectors, tmp_path, monkeypatch):
+    """Test queries as a user of texts has them: questions in a file, and a module of his own that embeds them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "my_queries", raising=False)
+    invalidate_caches()
+    np.save("queries.npy", vectors[0])
+    np.save("truth.npy", TRUE)
+    Path("my_queries.py").write_text(MODEL)
+    lines = [{"question": f"question {row}"} for row in range(QUERIES)]
+    Path("test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    yield ["--queries", "test.jsonl", "--embed", "my_queries:embed"]
+    sys.modules.pop("my_queries", None)
+
+
 def evaluated(*typed):
     return CliRunner().invoke(app, ["evaluate", *map(str, typed)])
 
