@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import invalidate_caches
 from pathlib import Path
 
 import faiss
