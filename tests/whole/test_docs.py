@@ -8,7 +8,7 @@ from typer.main import get_command
 
 import hubplugin
 from hubplugin.cli import app
-from hubplugin.methods import QUERY_DEPENDENT
+from hubplugin.rerank import QUERY_METHODS
 from hubplugin.store import Store, Writing
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,7 +66,7 @@ def test_every_method_stands_in_the_table_of_the_evaluation():
     page = (ROOT / "docs" / "evaluation.md").read_text()
     assert [
         name
-        for name in (*hubplugin.methods.METHODS, *QUERY_DEPENDENT)
+        for name in (*hubplugin.methods.METHODS, *QUERY_METHODS)
         if f"`{name}`" not in page
     ] == []
 
