@@ -182,7 +182,7 @@ def rank_store(
     finds = []
     for each in candidates:
         finds.append(_search_store(searched, vectors, task, each.label, place_of))
-    # Files may write as text what is a number in the store.
+    # Files may write as text what is a number in the store; -2 was found by no query.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []
     for row in judged:
