@@ -109,7 +109,7 @@ class Recorded(Sliceable):
         if [_id(vector) for vector in contents] != self.ids:
             raise ValueError("a vector is not the one that was written")
         super().__init__(name, vectors, vectors.shape, np.asarray)
-        self.texts = texts if any(text is not None for text in texts) else None
+        self.texts = texts if any(texts) else None
         self.clicks = [clicks.get(id, {}) for id in self.ids]
         self.answers = None
         if any(self.clicks):
