@@ -1,4 +1,4 @@
-"""Choices that adapters share: how widely an index is searched, and the scale of an offset beside a vector."""
+"""Choose what adapters share: how widely to search, and the scale of an offset."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits
 
 QUERIES = 64
-"""Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
-average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to 0.992 where 32 had
-(`python -m benchmarks.qdrant_candidates`)."""
+"""Calibration queries.
+
+In 59 tests on real settings and three fits, queries that had calibrated nothing found on
+average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to
+0.992 where 32 had (`python -m benchmarks.qdrant_candidates`)."""
 
 FIRST = 10
 """How many results of each count."""
@@ -24,14 +26,16 @@ FIRST = 10
 STEP = 1.25
 """The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
 
-
 ROUNDING = 1e-5
 """Scores that differ by less are the same."""
 
 
 def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
-    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the first batch of
-    `scan`."""
+    """Return queries of the bank of `model`: [m, d].
+
+    If the model keeps no more than their mean, return vectors of the first batch of
+    `scan`.
+    """
     bank = model.terms[0].bank
     if len(bank) == 1:
         bank = next(scan).vectors

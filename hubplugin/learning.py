@@ -255,10 +255,10 @@ class Teachers:
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all clicked targets, before `against` makes rows of them, or None."""
-        known = list[np.ndarray]()
-        for part in (self.bank, self.pairs):
-            if part is not None and part.clicks is not None:
-                known.append(part.clicks.astype(object))
+        parts = [self.bank] if self.pairs is None else [self.bank, self.pairs]
+        known = [
+            part.clicks.astype(object) for part in parts if part.clicks is not None
+        ]
         return np.concatenate(known) if known else None
 
     def against(

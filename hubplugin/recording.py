@@ -88,10 +88,8 @@ class Recorded(Sliceable):
 
     Attributes:
         ids: The id of each query [rows].
-        times: When each was asked last, Unix seconds [rows].
         texts: Their texts [rows], None for a query without; None if no query has one.
         seen: How many queries were asked in all.
-        different: How many of these differ: an estimate if not all are kept.
         first, last: When the first and the last query was asked, Unix seconds.
         clicks: How often each target was clicked, by query [rows].
         answers: The most frequently clicked target of each query, object [rows], -1
@@ -105,17 +103,13 @@ class Recorded(Sliceable):
         rows: list[Any],
         clicks: dict[str, dict[int | str, int]],
     ):
-        dim, bound, self.seen, self.first, self.last = sample
-        self.ids, contents, times, texts = map(list, zip(*rows, strict=True))
+        dim, self.seen, self.first, self.last = sample
+        self.ids, contents, texts = map(list, zip(*rows, strict=True))
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
         if [_id(vector) for vector in contents] != self.ids:
             raise ValueError("a vector is not the one that was written")
         super().__init__(name, vectors, vectors.shape, np.asarray)
-        self.times = np.array(times)
-        self.texts = texts if any(text is not None for text in texts) else None
-        self.different = len(rows)
-        if bound != ALL:
-            self.different = round(len(rows) * 2**64 / int(bound, 16))
+        self.texts = texts if any(texts) else None
         self.clicks = [clicks.get(id, {}) for id in self.ids]
         self.answers = None
         if any(self.clicks):
@@ -156,13 +150,14 @@ def read(
         return None
     with _transaction(Path(folder), "BEGIN") as record:
         sample = record.execute(
-            "SELECT * FROM samples WHERE dim = ifnull(?, dim) ORDER BY last DESC",
+            "SELECT dim, seen, first, last FROM samples "
+            "WHERE dim = ifnull(?, dim) ORDER BY last DESC",
             (dim,),
         ).fetchone()
         if sample is None:
             return None
         rows = record.execute(
-            "SELECT id, vector, time, text FROM queries "
+            "SELECT id, vector, text FROM queries "
             "WHERE dim = ? AND time >= ifnull(?, time) ORDER BY id",
             (sample[0], since),
         ).fetchall()
@@ -269,8 +264,8 @@ class Recorder:
     """A sample of the queries that are asked, on disk, to be used as a query bank.
 
         recorder = hubplugin.Recorder("photos.faiss.queries")
-        recorder.add(queries)                         # beside each index.search(queries, k)
-        recorder.click(query, 4711)                   # where somebody clicked what the search found
+        recorder.add(queries)  # beside each index.search(queries, k)
+        recorder.click(query, 4711)  # where somebody clicked what the search found
 
     Nothing that goes wrong while recording is raised: a folder that cannot be written is
     one line in the log, and what was asked meanwhile is dropped.

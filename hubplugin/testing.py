@@ -261,10 +261,11 @@ class Gallery(ABC):
 
     def _assert_stored(self, store: Store, model: OffsetModel | None) -> None:
         """Assert that a scan yields each target once, with its offset by `model`."""
+        known = self.ids()
         ids: list[Id] = []
         for batch in store.scan():
             ids += batch.ids
-            vectors = self._vectors_of(batch.ids)
+            vectors = self.vectors()[[known.index(key) for key in batch.ids]]
             offsets = np.full(len(vectors), np.nan)
             near = 1e-6
             if model is not None:
@@ -272,11 +273,7 @@ class Gallery(ABC):
                 near = max(store.precision, 1e-5)
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=near)
             np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=near)
-        assert sorted(ids, key=str) == sorted(self.ids(), key=str)
-
-    def _vectors_of(self, ids: Sequence[Id]) -> np.ndarray:
-        known = self.ids()
-        return self.vectors()[[known.index(key) for key in ids]]
+        assert sorted(ids, key=str) == sorted(known, key=str)
 
     def _assert_raw(self, store: Store) -> Store:
         """Assert that the store is as if it had never been corrected.

@@ -202,7 +202,7 @@ def original_rows(vectors: Vectors) -> np.ndarray:
     return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
 
 
-def locate_rows(vectors: Vectors | None, rows: np.ndarray) -> np.ndarray:
+def locate_rows(vectors: Vectors, rows: np.ndarray) -> np.ndarray:
     """Return the places in `vectors` of `rows` of its source: int [n].
 
     -1 for zero vectors, which `vectors` may lack, and for -1.

@@ -305,7 +305,7 @@ class PreparedBank:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The answers found by similarity in gallery and target bank, see `Whole` for None."""
+        """The answers found by similarity in gallery and target bank; None as in `Whole`."""
         if self.whole is not None:
             return self.whole.answers
         columns = [self.require_targets()]

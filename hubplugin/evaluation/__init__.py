@@ -1,4 +1,4 @@
-"""Raw search and corrections side by side, of arrays or of a store, on queries whose true targets are known."""
+"""Raw search and corrections side by side, on queries whose true targets are known."""
 
 from hubplugin.evaluation.results import MethodResult, Results
 

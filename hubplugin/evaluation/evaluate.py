@@ -227,7 +227,7 @@ def _measure_methods(
 def _draw_examples(
     ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], seed: int
 ) -> Iterator[Example]:
-    """Yield up to `EXAMPLES` judged queries, at random, that `corrected` has won or lost."""
+    """Draw up to `EXAMPLES` judged queries that `corrected` has won or lost."""
     raw = ranked.rankings[0]
     winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
     happened = (winner.best <= 1) & (loser.best > 1)

@@ -157,10 +157,12 @@ def rank_store(
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
+    count = store.count()
+    if not count:
+        raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     prepare(task.queries, store.metric)  # which refuses zero vectors
     given = read_truth(truth, task.queries.rows, task.query_names)
     judged = np.flatnonzero([bool(each) for each in given])
-    count = store.count()
     facts: dict[str, Any] = {
         "metric": store.metric.value,
         "targets": count,
@@ -180,7 +182,7 @@ def rank_store(
     finds = []
     for each in candidates:
         finds.append(_search_store(searched, vectors, task, each.label, place_of))
-    # Files may write as text what is a number in the store.
+    # Files may write as text what is a number in the store; -2 was found by no query.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []
     for row in judged:

@@ -152,9 +152,8 @@ class Results(Result):
         for method in self.methods:
             if method.label == label:
                 return method
-        raise InputError(
-            f"no method {label!r} in this evaluation: use one of {', '.join(m.label for m in self.methods)}"
-        )
+        labels = ", ".join(method.label for method in self.methods)
+        raise InputError(f"no method {label!r} in this evaluation: use one of {labels}")
 
     @property
     def raw(self) -> MethodResult:
@@ -162,7 +161,7 @@ class Results(Result):
 
     @property
     def shown(self) -> MethodResult | None:
-        """The method that is shown beside the raw search, see `usable_best`; None if none is."""
+        """The method shown beside the raw search, if any, see `usable_best`."""
         return usable_best(self.methods)
 
     def compare(self, first: str, second: str) -> Side:
@@ -259,7 +258,7 @@ class Results(Result):
         return Section("Raw and corrected", rows, COMPARED, chart, " ".join(notes))
 
     def _list_methods(self) -> Section:
-        """Return the section of every method, marked if it differs from raw beyond chance."""
+        """Return the section of every method, with the direction of its change."""
         k = max(self.raw.recall)
         rows = []
         for each in self.methods:

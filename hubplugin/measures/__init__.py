@@ -1,1 +1,1 @@
-"""Figures of a ranking: how hubby it is, how well it finds what is true, and how sure that is."""
+"""Figures of a ranking: hubness, recall of what is true, and how sure both are."""

@@ -35,7 +35,8 @@ class Truth:
         """The number of each pair among those of its query, from 1: [p]."""
         pairs = np.arange(len(self.query_rows))
         query = np.searchsorted(self.starts, pairs, "right") - 1
-        return pairs - self.starts[query] + 1
+        numbers: np.ndarray = pairs - self.starts[query] + 1
+        return numbers
 
     @property
     def judged(self) -> np.ndarray:

@@ -96,7 +96,8 @@ def test_the_mode_is_the_one_that_was_asked_for_less_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         atomic.write(tmp_path / "file", b"")
-        atomic.write(tmp_path / "secret", b"", mode=0o600)
+        with atomic.replacing(tmp_path / "secret", mode=0o600):
+            pass
     finally:
         os.umask(before)
     for name, mode in (("file", 0o640), ("secret", 0o600)):

@@ -30,10 +30,9 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
     recorder.close()
     found = read(folder)
     assert rows(found.array()) == rows(queries)
-    assert (found.rows, found.seen, found.different) == (300, 350, 300)
+    assert (found.rows, found.seen) == (300, 350)
     assert found.texts is None
-    times = [started, found.first, *sorted(found.times), found.last, time.time()]
-    assert times == sorted(times)
+    assert started <= found.first <= found.last <= time.time()
     assert hubplugin.fit(queries, found, "is").dim == 8
     modes = [path.stat().st_mode & 0o777 for path in (folder, folder / FILE)]
     assert modes == [0o700, 0o600], "readable by their owner only"
@@ -290,7 +289,6 @@ def test_several_processes_record_at_the_same_time_and_end_without_a_call(folder
     found = read(folder)
     assert found.seen == 6_000
     assert found.rows == 200
-    assert 3_000 < found.different < 5_200, "4,000, since two of them asked the same"
     assert all(counts in ({7: 1}, {7: 2}) for counts in found.clicks), (
         "each query was clicked as often as it was asked"
     )
