@@ -235,7 +235,8 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
         for name in CARRIED:
             if arguments.get(name) is not None:
                 words += [options[name].opts[0], arguments[name]]
-    words += [f"--{name}" for name in step.options]
+    if step.learn:
+        words.append("--learn")
     return shlex.join(words)
 
 

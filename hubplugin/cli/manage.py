@@ -19,7 +19,7 @@ from hubplugin.cli.options import StoreUrl
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
-from hubplugin.results import Page, Result, Section, rows_of, write_file
+from hubplugin.results import Page, Result, Section, write_file
 from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
@@ -107,7 +107,7 @@ class RecordedBank(Result):
             lines.append(f"{self.forgotten:,} forgotten, with their clicks")
         headline = f"{self.queries:,} queries of {self.dim} dimensions"
         asked = f"of {self.seen:,} that were asked from {self.first} to {self.last}"
-        section = Section("Recorded", rows_of(*lines))
+        section = Section("Recorded", lines)
         return Page(f"{headline}, {asked}", sections=[section])
 
 

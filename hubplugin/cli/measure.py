@@ -16,11 +16,13 @@ from hubplugin.cli.options import (
     BankFile,
     Embed,
     Images,
+    PairsFrom,
     ReportFile,
     Show,
     StoreUrl,
     bank_of,
     embedding,
+    pairs_of,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
@@ -47,14 +49,18 @@ def diagnose(
             help="Also says what known answers or clicks would teach (docs/learning.md).",
         ),
     ] = False,
+    pairs_from: PairsFrom = None,
     show: Show = None,
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
-    examples = bank_of(bank, answers, embed)
+    examples = bank_of(bank, answers, embed, others_embed=pairs_from is not None)
     opened = open_store(store)
-    return hubplugin.diagnose(opened, examples, learn=learn, show=show, compute=compute)
+    learned = pairs_of(opened, pairs_from, embed) or learn
+    return hubplugin.diagnose(
+        opened, examples, learn=learned, show=show, compute=compute
+    )
 
 
 @command

@@ -29,7 +29,7 @@ from hubplugin.guard import (
     small_bank,
 )
 from hubplugin.jobs.health import is_in_bank, with_hubness
-from hubplugin.jobs.results import Applied, Refitted
+from hubplugin.jobs.results import Applied
 from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.jobs.write import (
     ShardedStore,
@@ -161,7 +161,7 @@ def refit(
     dry_run: bool = False,
     compute: Compute = Compute(),
     **parameters: Setting,
-) -> Refitted:
+) -> Applied:
     """Fit the active correction of a store anew on a newer bank; activate it unless it is worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank
@@ -229,8 +229,15 @@ def refit(
         notes.append(
             f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
         )
-    applied = vars(replace(done, notes=notes))
-    return Refitted(**applied, versus=versus)
+    return replace(done, notes=notes, versus=versus)
+
+
+UNEVEN = 1.3
+"""The worst hub is chance up to so many times the queries that find it by chance.
+
+Random vectors do not lie evenly. Of 4,096 of them in 2 to 384 dimensions the worst was
+found by up to 1.27 times as many of 300 to 2,500 queries; in real galleries with hubness
+by 1.4 times and more."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +266,8 @@ class Fit:
         targets = sum(trial.raw.occurrences.values())
         chance = skewness_by_chance(trial.queries, OCCURRENCE, targets)
         usual = largest_by_chance(trial.queries, OCCURRENCE, targets)
-        worst = round(trial.raw.largest * trial.queries)
-        return trial.raw.skewness - chance < HUBBY and worst <= usual
+        worst = trial.raw.largest * trial.queries
+        return trial.raw.skewness < chance + HUBBY and worst <= UNEVEN * usual
 
 
 @dataclass(frozen=True)

@@ -54,17 +54,31 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(make, tmp_path):
     assert unasked(ids) == called
     assert unasked.field == "title"
     assert names_of(store, "title")(ids) == called
-    assert names_of(store, "year")(ids) == ["2000", "2000"]
+    years = display_names(ids, names_of(store, "year"))
+    assert years == [f"2000 [{id}]" for id in ids]
     with pytest.raises(
         InputError, match=r"no target has a field 'heading'.*title.*year"
     ):
         names_of(store, "heading")(ids)
 
 
+def test_a_field_that_some_targets_have_may_be_lacking_in_others(tmp_path):
+    client = QdrantClient(":memory:")
+    size = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("photos", size)
+    payload = [{"title": "sea"}, {"year": 2000}]
+    client.upload_collection("photos", VECTORS[:2], payload, ids=range(2))
+    named = names_of(hubplugin_qdrant.open_store(client, "photos"))
+    assert display_names([0], named) == ["sea [0]"]
+    assert display_names([1], named) == ["1"]
+
+
 def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
     store = open_store(flat_index(tmp_path / "photos.faiss", VECTORS))
     assert names_of(store)([1]) == [None]
-    with pytest.raises(InputError, match="'title' is none: pass a file as show="):
+    with pytest.raises(
+        InputError, match=r"'title'; there are none; pass .* a file, as show="
+    ):
         names_of(store, "title")([1])
 
 
