@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import os
 import shlex
@@ -17,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from hubplugin._version import __version__
 from hubplugin.atomic import lack_of_room
+from hubplugin.cli.options import embedding
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, Parameter
 from hubplugin.registry import without_secrets
@@ -183,7 +184,8 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
             if json:
-                typer.echo(_as_json(function.__name__, result))
+                named = {"command": function.__name__, "version": JSON_VERSION}
+                typer.echo(dumps({**named, **result.as_json()}, allow_nan=False))
             else:
                 typer.echo(result.as_text(verbose, has_colours(), spell))
         if attention:
@@ -217,7 +219,7 @@ def computing(device: str) -> Iterator[Compute]:
             yield Compute(device, progress=shown)
 
 
-CARRIED = ("bank", "answers", "embed")
+CARRIED = ("bank", "answers", "embed", "pairs_from")
 """Arguments of a command that are repeated in the next one that its result suggests."""
 
 
@@ -231,10 +233,12 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     store = arguments.get("store") or arguments["targets"]
     words = ["hubplugin", step.job, without_secrets(store)]
     options = {option.name: option for option in group.commands[step.job].params}
-    if "bank" in options:
-        for name in CARRIED:
-            if arguments.get(name) is not None:
-                words += [options[name].opts[0], arguments[name]]
+    carried = dict(arguments)
+    if not step.learn and carried.pop("pairs_from", None) is not None:
+        carried["embed"] = embedding(carried["bank"], carried["embed"])
+    for name in CARRIED if "bank" in options else ():
+        if carried.get(name) is not None:
+            words += [options[name].opts[0], carried[name]]
     if step.learn:
         words.append("--learn")
     return shlex.join(words)
@@ -266,27 +270,20 @@ def has_colours() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def _as_json(name: str, result: Result) -> str:
-    return json.dumps(
-        {"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False
-    )
-
-
 @contextmanager
 def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
     """What is logged under `hubplugin` and warned of, for one command."""
     logger = logging.getLogger("hubplugin")
-    level = logger.level
-    logger.setLevel(
-        logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING
-    )
+    before = logger.level
+    level = logging.INFO if verbose else logging.WARNING
+    logger.setLevel(logging.ERROR if quiet else level)
     try:
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 def main() -> None:

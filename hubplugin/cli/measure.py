@@ -22,7 +22,7 @@ from hubplugin.cli.options import (
     StoreUrl,
     bank_of,
     embedding,
-    pairs_of,
+    open_inputs,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
@@ -55,11 +55,9 @@ def diagnose(
     report: ReportFile = None,
 ) -> Result:
     """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
-    examples = bank_of(bank, answers, embed, others_embed=pairs_from is not None)
-    opened = open_store(store)
-    learned = pairs_of(opened, pairs_from, embed) or learn
+    opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
     return hubplugin.diagnose(
-        opened, examples, learn=learned, show=show, compute=compute
+        opened, examples, learn=pairs or learn, show=show, compute=compute
     )
 
 

@@ -35,7 +35,6 @@ from hubplugin.jobs.write import (
     ShardedStore,
     SpooledGallery,
     preview,
-    require_match,
     write,
     write_gallery,
 )
@@ -111,10 +110,7 @@ def apply(
                     "a fitted model has its bank and its method already: leave out ",
                     Parameter(name),
                 )
-        require_match(bank, store)
-        if dry_run:
-            return replace(preview(store, bank, compute), notes=store.plan())
-        return write(store, bank, force=force, compute=compute)
+        return write(store, bank, compute=compute, force=force, dry_run=dry_run)
     require_executor(executor, shards)
     learn = read_learn_for(store, learn, method, executor)
     configuration = build_method(METHODS, method, parameters)
@@ -344,7 +340,7 @@ class Job:
         store, model = self.store, fit.model
         before = store.correction() if model.query_map is None else None
         if self.dry_run:
-            done = replace(preview(store, model, bank.compute), notes=store.plan())
+            done = preview(store, model, bank.compute)
         else:
             done = write_gallery(store, model, gallery, bank.compute, self.force)
         notes = [*done.notes]

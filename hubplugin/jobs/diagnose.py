@@ -21,10 +21,10 @@ from hubplugin.causes import (
     check_model,
     check_shift,
 )
-from hubplugin.compute import Compute, TopK, search
+from hubplugin.compute import Compute
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
-from hubplugin.jobs.hubs import LISTED, find_hubs
+from hubplugin.jobs.hubs import LISTED, find_hubs, find_targets
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import show_lesson, show_trial
 from hubplugin.learning import LearnedMap, Teachers, learn_query_map, read_learn
@@ -42,7 +42,6 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
 from hubplugin.results import (
     CORRECTED,
     Hub,
@@ -255,9 +254,10 @@ def diagnose(
     prepared = teachers.bank
     gallery = prepared.require_targets()
     count = gallery.rows
-    queries = len(prepared.query_bank)
+    asked = prepared.query_bank
+    queries = len(asked)
     logger.info("diagnosing %d targets by %d queries", count, queries)
-    nearest = _find(prepared, "finding the hubs")
+    nearest = find_targets(prepared, asked, "finding the hubs")
     occurrence = k_occurrence(nearest, count)
     findings = find_causes(prepared, nearest, seed)
     default = configure("blend")
@@ -270,7 +270,8 @@ def diagnose(
     elif not trial.objections:
         model = default.fit(prepared)
     if model is not None:
-        found[CORRECTED] = _find(prepared, "searching corrected", model).tolist()
+        label = "searching corrected"
+        found[CORRECTED] = find_targets(prepared, asked, label, model).tolist()
     names = names_of(targets, show)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
@@ -306,33 +307,6 @@ def diagnose(
     )
     logger.info("diagnosed")
     return diagnosis
-
-
-def _find(
-    bank: PreparedBank, label: str, model: OffsetModel | None = None
-) -> np.ndarray:
-    """Return the rows that bank queries find, best first: [m, k].
-
-    Args:
-        bank: The queries and the gallery.
-        label: What progress calls the work.
-        model: Corrects the search; None searches raw.
-    """
-    gallery = bank.require_targets()
-    queries = bank.query_bank
-    offsets = None
-    if model is not None:
-        offsets = model.fitted
-        if offsets is None or len(offsets) != gallery.rows:
-            offsets = model.offsets(gallery, compute=bank.compute.without_progress)
-        if model.query_map is not None:
-            queries = model.query_map(queries)
-    top = TopK(OCCURRENCE)
-    search(
-        queries, gallery, bank.metric, bank.compute, top, offsets=offsets, label=label
-    )
-    found: np.ndarray = top.rows[0]
-    return found
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
-from hubplugin.compute import Compute, TopK, search
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.hubs import count_found, find_hubs
+from hubplugin.jobs.hubs import count_found, find_hubs, find_targets
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
@@ -249,25 +249,13 @@ def with_hubness(
         bank: The bank that it was fitted on, with the gallery.
         right: The forecast of R@1; None without known answers.
     """
-    targets = bank.require_targets()
+    count = bank.require_targets().rows
     queries = pick_evenly(model.terms[0].bank, QUERIES)
-    if len(queries) < 2 or targets.rows <= OCCURRENCE:
+    if len(queries) < 2 or count <= OCCURRENCE:
         return model
-    offsets = model.fitted
-    if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
-        offsets = model.offsets(targets, compute=bank.compute.without_progress)
-    # One pass over the targets serves both searches: the first half is ranked raw, the
-    # second corrected.
-    asked = np.concatenate([queries, queries])
-    if model.query_map is not None:
-        asked[len(queries) :] = model.query_map(queries)
-    both = np.stack([np.zeros_like(offsets), offsets])
-    top = TopK(OCCURRENCE)
-    compute = bank.compute
     label = "counting hubs"
-    search(asked, targets, model.metric, compute, top, offsets=both, label=label)
-    raw = k_occurrence(top.rows[0][: len(queries)], targets.rows)
-    corrected = k_occurrence(top.rows[1][len(queries) :], targets.rows)
+    raw = k_occurrence(find_targets(bank, queries, label), count)
+    corrected = k_occurrence(find_targets(bank, queries, label, model), count)
     forecast = None
     if right is not None:
         forecast = [right.before, right.after, *astuple(right.change)]
@@ -275,7 +263,7 @@ def with_hubness(
         len(queries),
         skewness(raw),
         skewness(corrected),
-        skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
+        skewness_by_chance(len(queries), OCCURRENCE, count),
         float(corrected.max() / len(queries)),
         forecast,
     )

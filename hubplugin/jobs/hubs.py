@@ -7,8 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from hubplugin.bank import PreparedBank
+from hubplugin.compute import TopK, search
+from hubplugin.model import OffsetModel
 from hubplugin.results import CORRECTED, Hub, Misled
 from hubplugin.store import Id
+from hubplugin.validation import OCCURRENCE
 
 LISTED = 20
 """Hubs of each search that are named, and targets that are never found."""
@@ -23,6 +29,38 @@ Found: TypeAlias = Sequence[Sequence[Any]]
 def count_found(found: Found) -> Counter[Any]:
     """Return how many queries find each target."""
     return Counter(chain.from_iterable(found))
+
+
+def find_targets(
+    bank: PreparedBank,
+    queries: np.ndarray,
+    label: str,
+    model: OffsetModel | None = None,
+) -> np.ndarray:
+    """Return the rows that queries find in the gallery of `bank`, best first: [m, k].
+
+    Args:
+        bank: The bank, with its gallery.
+        queries: Prepared queries [m, d].
+        label: What progress calls the work.
+        model: Corrects the search; None searches raw.
+    """
+    gallery = bank.require_targets()
+    offsets = None
+    if model is not None:
+        offsets = model.fitted
+        if (
+            offsets is None or len(offsets) != gallery.rows
+        ):  # they have zero vectors, too
+            offsets = model.offsets(gallery, compute=bank.compute.without_progress)
+        if model.query_map is not None:
+            queries = model.query_map(queries)
+    top = TopK(OCCURRENCE)
+    search(
+        queries, gallery, bank.metric, bank.compute, top, offsets=offsets, label=label
+    )
+    found: np.ndarray = top.rows[0]
+    return found
 
 
 def find_hubs(

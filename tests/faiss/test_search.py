@@ -47,13 +47,13 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, r
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = fit(case.vectors, case.queries + 0.1, "is")
     model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centre_on(case.vectors)
-    model = model.with_activation(case.vectors)
+    rule = Dynamic.of(model, case.vectors)
     q = case.queries.astype(np.float64)
     truth = (q + q @ step.T) @ case.vectors.T
-    active = model.is_activated(case.vectors)[truth.argmax(axis=1)]
+    active = rule.is_activated(case.vectors)[truth.argmax(axis=1)]
     assert 0 < active.mean() < 1
     truth += model.offsets(case.vectors) * (active[:, None] if dynamic else 1)
-    correction = Dynamic(model) if dynamic else model
+    correction = rule if dynamic else model
     search = CorrectedSearch(case.index, correction, targets=case.vectors)
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()
