@@ -12,11 +12,11 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -24,9 +24,6 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import InputError, install
 from hubplugin.measures.significance import Figure, Side
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
 """Words for good and bad news, by sign; None is no news."""
@@ -136,6 +133,9 @@ class Step:
     learn: bool = False
     text: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.brings}: run {self.job}" if self.job else self.brings
+
 
 Spell: TypeAlias = Callable[[Step], str]
 
@@ -212,8 +212,13 @@ class Result:
             say(section.title, "bold")
             for line in section.lines:
                 say(line, "", 2)
+            table = _format_table(section, console.width - 2)
             if section.rows:
-                console.print(Padding.indent(_as_table(section, verbose), 2))
+                say_whole(f"  {next(table)}", "dim")
+            for row, line in zip(section.rows, table, strict=False):
+                say_whole(f"  {line}", COLOURS[NEWS[row.sign]])
+                for opened in row.more if verbose else row.more[:1]:
+                    say(opened, "dim", 6)
             if section.note:
                 say(section.note, "dim", 2)
         if page.steps:
@@ -290,23 +295,24 @@ def clean(shown: object) -> str:
     return HIDDEN.sub(" ", str(shown))
 
 
-def _as_table(section: Section, verbose: bool) -> Table:
-    """Return the table of a section for a terminal. A row that opens cuts long lines."""
-    from rich.table import Column, Table
-    from rich.text import Text
+def _format_table(section: Section, width: int) -> Iterator[str]:
+    """Yield the titles of the columns of a section, then its rows, as lines.
 
-    first, *others = section.columns
-    columns = [Column(title, justify="right", no_wrap=True) for title in (*others, "")]
-    table = Table(first, *columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    The first cell of a row is cut, so that no line is longer than `width`.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    table = [(*section.columns, "")]
     for row in section.rows:
-        news = NEWS[row.sign]
-        title, *cells = map(clean, row.cells)
-        opened = Text(title, no_wrap=True)
-        for line in row.more if verbose else row.more[:1]:
-            opened.append(f"\n  {clean(line)}", "dim")
-        cells += [""] * (len(others) - len(cells))
-        table.add_row(opened, *map(Text, cells), news, style=COLOURS[news])
-    return table
+        empty = [""] * (len(section.columns) - len(row.cells))
+        table.append((*map(clean, row.cells), *empty, NEWS[row.sign]))
+    first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    left = min(first, width - sum(others) - 2 * len(others))
+    for title, *cells in table:
+        line = set_cell_size(title, left)
+        for cell, size in zip(cells, others, strict=True):
+            line += f"  {cell:>{size}}"
+        yield line
 
 
 def points(change: Figure) -> str:
@@ -346,20 +352,22 @@ def tabulate(
 
 def list_hubs(
     hubs: Sequence[Hub],
-    searches: Sequence[str],
     k: int,
     never: Sequence[str] = (),
     field: str | None = None,
+    searches: Sequence[str] = (),
 ) -> Section:
     """Return the section of the targets that most queries find by any of the searches.
 
     Args:
         hubs: the targets.
-        searches: the labels of the searches that are shown.
         k: how many targets a query finds.
         never: names of some targets that no query finds.
         field: the field that has the names of targets.
+        searches: the labels of the searches that are shown; by default all.
     """
+    if hubs and not searches:
+        searches = [*hubs[0].found_by]
 
     def most(hub: Hub) -> int:
         return max(hub.found_by[search] for search in searches)

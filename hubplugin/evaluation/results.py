@@ -205,7 +205,7 @@ class Results(Result):
         elif sign < 0:
             steps.append(Step("searches are raw again", "remove"))
         labels = [side.label for side in sides]
-        hubs = list_hubs(self.hubs, labels, self.k, self.anti_hubs)
+        hubs = list_hubs(self.hubs, self.k, self.anti_hubs, searches=labels)
         scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
             scene += f" · filter {self.condition}"

@@ -148,16 +148,10 @@ class Diagnosis(Result):
         headline = self.verdict
         if not self.causes:
             headline += f"; the default correction would {trial.outlook()}"
-        searches = ["raw"]
-        if self.hubs and CORRECTED in self.hubs[0].found_by:
-            searches.append(CORRECTED)
-        hubs = list_hubs(
-            self.hubs, searches, self.hubness.k, self.anti_hubs, self.shown
-        )
         lesson = [] if self.lesson is None else [show_lesson(self.lesson)]
         sections = [
             Section("What was seen", self._seen()),
-            hubs,
+            list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
             Section("Is it something else?", [*map(str, self.findings)]),
             show_trial(trial, "A correction would change"),
             *lesson,
@@ -239,7 +233,9 @@ def diagnose(
     Raises:
         InputError: an argument cannot be used.
     """
-    chosen = Metric.parse(metric or getattr(targets, "metric", Metric.COSINE))
+    if metric is None:
+        metric = getattr(targets, "metric", Metric.COSINE)
+    chosen = Metric.parse(metric)
     examples = Bank.of(bank)
     store = None
     if isinstance(targets, Store):
@@ -278,10 +274,8 @@ def diagnose(
         ids = _ids_of(targets, original_rows(gallery)[rows])
         return ids, display_names(ids, names)
 
-    def call(place: int) -> str:
-        row = place if prepared.rows is None else int(prepared.rows[place])
-        return call_query(examples, row)
-
+    rows = np.arange(queries) if prepared.rows is None else prepared.rows
+    called = [call_query(examples, row) for row in rows.tolist()]
     right = None
     if prepared.pairs is None and prepared.clicks is not None:
         right = prepared.clicks.tolist()
@@ -297,7 +291,7 @@ def diagnose(
         never_found=ShareAndChance(
             anti_hub_share(occurrence), never_found_by_chance(queries, k, count)
         ),
-        hubs=find_hubs(found, describe, call, right),
+        hubs=find_hubs(found, describe, called, right),
         anti_hubs=describe(never.tolist())[1],
         findings=findings,
         trial=trial,

@@ -206,10 +206,11 @@ def _count_hubs(
     fields: dict[str, Any] = {}
     is_live = live is not None and len(live.vectors) >= FEWEST_LIVE
     searched = pick_evenly(bank, queries)
-    call = right = None
+    called: Sequence[str] = ()
+    right = None
     if live is not None and is_live:
         searched = live.vectors[:queries]
-        call = live.names.__getitem__
+        called = live.names
         right = live.right
         if len(at_fit) >= FEWEST_LIVE:
             rng = np.random.default_rng()
@@ -233,7 +234,7 @@ def _count_hubs(
         skewness(occurrence[CORRECTED]),
         skewness_by_chance(len(searched), OCCURRENCE, count),
         model.hubness_at_fit,
-        find_hubs(found, lambda ids: (ids, display_names(ids, names)), call, right),
+        find_hubs(found, lambda ids: (ids, display_names(ids, names)), called, right),
         {label: count_targets(each) for label, each in occurrence.items()},
     )
     return fields

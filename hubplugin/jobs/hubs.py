@@ -66,7 +66,7 @@ def find_targets(
 def find_hubs(
     found: Mapping[str, Found],
     describe: Callable[[list[Any]], tuple[Sequence[Id], Sequence[str]]],
-    call: Callable[[int], str] | None = None,
+    queries: Sequence[str] = (),
     right: Sequence[Any] | None = None,
 ) -> list[Hub]:
     """Return the targets that most queries find, by any of the searches.
@@ -74,8 +74,8 @@ def find_hubs(
     Args:
         found: The finds by "raw" and, if there is a correction, "corrected".
         describe: Returns the ids and names of targets, given as in `found`.
-        call: Returns what the query in a row is called. Without it, or without a
-            correction, hubs have no `misled`.
+        queries: What each query is called. Without it, or without a correction, hubs
+            have no `misled`.
         right: The right answer to each query, -1 if unknown; None without any.
     """
     counts = {search: count_found(each) for search, each in found.items()}
@@ -85,25 +85,24 @@ def find_hubs(
     after = [each[0] if each else None for each in found.get(CORRECTED, ())]
     answers = right or [-1] * len(first)
     misled: dict[Any, list[int]] = {}
-    if call is not None and after:
+    if queries and after:
         misled = {hub: _pick_misled(hub, first, after, answers) for hub in hubs}
     instead = [after[row] for rows in misled.values() for row in rows]
     shown = [*dict.fromkeys([*hubs, *instead])]
-    described = dict(zip(shown, zip(*describe(shown), strict=True), strict=True))
-
-    def tell(row: int) -> Misled:
-        id, name = described[after[row]]
-        is_right = None if answers[row] == -1 else after[row] == answers[row]
-        return Misled(call(row), name.removesuffix(f" [{id}]"), is_right)
-
-    return [
-        Hub(
-            *described[hub],
-            {search: count[hub] for search, count in counts.items()},
-            [tell(row) for row in misled.get(hub, ())],
-        )
-        for hub in hubs
-    ]
+    ids, names = describe(shown)
+    id_of = dict(zip(shown, ids, strict=True))
+    name_of = dict(zip(shown, names, strict=True))
+    described = []
+    for hub in hubs:
+        examples = []
+        for row in misled.get(hub, ()):
+            target = after[row]
+            is_right = None if answers[row] == -1 else target == answers[row]
+            name = name_of[target].removesuffix(f" [{id_of[target]}]")
+            examples.append(Misled(queries[row], name, is_right))
+        found_by = {search: count[hub] for search, count in counts.items()}
+        described.append(Hub(id_of[hub], name_of[hub], found_by, examples))
+    return described
 
 
 def _pick_misled(

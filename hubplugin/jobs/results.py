@@ -283,9 +283,8 @@ class HubnessNow:
         if fit is not None:
             rows.append(Row(("at the fit", f"{fit.raw:.2f}", f"{fit.corrected:.2f}")))
         title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
-        columns = COMPARED[:3]
-        hubs = list_hubs(self.hubs, columns[1:], OCCURRENCE, field=field)
-        return [Section(title, (), rows, columns, self.occurrences), hubs]
+        skewness = Section(title, (), rows, COMPARED[:3], self.occurrences)
+        return [skewness, list_hubs(self.hubs, OCCURRENCE, field=field)]
 
 
 def _describe(model: OffsetModel) -> str:
@@ -345,10 +344,7 @@ class Inspection(Result):
     @property
     def attention(self) -> list[str]:
         """Lines on what somebody should look at, each with what to do about it."""
-        return [
-            f"{step.brings}: run {step.job}" if step.job else step.brings
-            for step in self._reasons()
-        ]
+        return [*map(str, self._reasons())]
 
     def _reasons(self) -> Iterator[Step]:
         yield from map(Step, self.warnings)

@@ -112,9 +112,9 @@ def unpack(
     """Return the terms that `pack` packed."""
     terms = []
     for header in headers:
-        values = {}
+        values = dict(header)
         for field, value in header.items():
-            is_array = isinstance(value, dict)
-            values[field] = tensors[value["tensor"]] if is_array else value
+            if isinstance(value, dict):
+                values[field] = tensors[value["tensor"]]
         terms.append(TERMS[values.pop("kind")](**values))
     return tuple(terms)

@@ -163,7 +163,7 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
 def test_stored_texts_show_nothing_but_themselves(tmp_path):
     evil = "a\x1b[31m\u202eb<script>\u2066"
     hubs = [Hub(1, evil, {"raw": 3}, [Misled(evil, evil)])]
-    page = Page(evil, sections=[list_hubs(hubs, ["raw"], 10)])
+    page = Page(evil, sections=[list_hubs(hubs, 10)])
     lines = Section(evil, [evil], note=evil)
     steps = [Step(evil, text=evil)]
     page = Page(page.headline, 0, evil, [*page.sections, lines], steps)
@@ -176,7 +176,7 @@ def test_stored_texts_show_nothing_but_themselves(tmp_path):
 def test_hubs_that_a_correction_makes_are_listed_with_all_their_bars(tmp_path):
     hubs = [Hub(row, f"t{row}", {"raw": 9 - row, "corrected": row}) for row in range(8)]
     hubs.append(Hub(9, "made", {"raw": 0, "corrected": 18}))
-    section = list_hubs(hubs, ["raw", "corrected"], 10)
+    section = list_hubs(hubs, 10)
     assert section.rows[0].cells[0] == "made"
     assert [bar.end for bar in section.rows[0].cells[1:]] == [0, 1]
     line = next(
@@ -185,6 +185,18 @@ def test_hubs_that_a_correction_makes_are_listed_with_all_their_bars(tmp_path):
         if "made" in line
     )
     assert re.search(r"made +0 +█+ +18$", line)
+
+
+def test_a_long_name_is_cut_and_what_it_opens_to_is_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    misled = Misled("q" * 70, "a" * 60)
+    hubs = [Hub(1, "n" * 90, {"raw": 5, "corrected": 2}, [misled])]
+    text = str(Said(Page("x", sections=[list_hubs(hubs, 10)])))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if "nnn" in line]
+    assert re.search(r"n +█{6} +5 +██ +2$", row)
+    assert str(misled).replace(" ", "") in "".join(text.split())
 
 
 def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
