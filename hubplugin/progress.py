@@ -27,7 +27,7 @@ LINE_SECONDS = 10.0
 def lines(
     say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[ProgressCallback]:
-    """A `Progress` callback for where there is no terminal, such as a log.
+    """Yield a callback for where there is no terminal, such as a log.
 
     It says what begins first, how far the job is every `LINE_SECONDS`, and at the end how
     long it took. A job that computes nothing says nothing.

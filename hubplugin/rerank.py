@@ -4,10 +4,10 @@ They re-rank a list of candidates. A rule is fitted once. What it must know of a
 when a query comes is what `keep` gives for it. That is one number or a bit, so that any
 store can hold it beside the vector:
 
-    dis             the offset that the target has already, and one bit
-    dualdis         the same for each of its two banks: a part of the offset, and one
-    bit dsl             one number
-    gc              nothing: it reads the candidates' own vectors
+    dis        the offset that the target has already, and one bit
+    dualdis    for each of two banks, its part of the offset, and one bit
+    dsl        one number
+    gc         nothing: it reads the candidates' own vectors
 
 New targets get theirs from `keep` without a refit, as they get their offsets.
 """

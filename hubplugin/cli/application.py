@@ -42,7 +42,7 @@ JSON_VERSION = 1
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """Return `parameter` as it is typed behind `command`: an option, or a part of the URL."""
+    """Return `parameter` as it is typed: an option of `command`, or a part of the URL."""
     options = {option.name: option for option in command.params}
     name = parameter.name
     value = parameter.value
@@ -67,14 +67,14 @@ def warn(text: str) -> None:
 
 
 class LogLines(logging.Handler):
-    """What is logged: a line each, and of a warning that it is one."""
+    """Print each log message as a line, and say so if it is a warning."""
 
     def emit(self, record: logging.LogRecord) -> None:
         (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
 
 
 class Commands(TyperGroup):
-    """The commands. Errors and warnings are one line each on stderr and speak of what is typed."""
+    """The commands. An error or a warning is one line on stderr, in words of what is typed."""
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -158,9 +158,9 @@ SHARED = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make `function` a command of its name, with the options that every command has.
+    """Make a function a command of its name, with the options that every command has.
 
-    A parameter `compute` is given what a job computes with.
+    If it has a parameter `compute`, it is given what a job computes with.
     """
     own = dict(inspect.signature(function, eval_str=True).parameters)
     computes = own.pop("compute", None) is not None
@@ -206,7 +206,10 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def computing(device: str) -> Iterator[Compute]:
-    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
+    """Yield what a job computes with.
+
+    Progress is shown as bars on a terminal, as lines elsewhere; not at all if quiet.
+    """
     from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
@@ -245,7 +248,7 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
 
 
 def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) -> None:
-    """Write the page of a result, with the command that was typed, where a report was asked for."""
+    """Write the page of a result, with the command that was typed, if a report is asked for."""
     if arguments.get("report") is None:
         return
     # Without what is secret in its URLs.
@@ -255,7 +258,7 @@ def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) ->
 
 
 def require_writable(path: Path | None) -> None:
-    """Raise InputError where a file cannot be written: before the work, not behind it."""
+    """Raise InputError if a file cannot be written: before the work, not behind it."""
     if path is None:
         return
     folder = Path(os.path.realpath(path)).parent
@@ -272,7 +275,7 @@ def has_colours() -> bool:
 
 @contextmanager
 def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
-    """What is logged under `hubplugin` and warned of, for one command."""
+    """Choose what is logged and warned of during one command."""
     logger = logging.getLogger("hubplugin")
     before = logger.level
     level = logging.INFO if verbose else logging.WARNING
@@ -287,6 +290,6 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
 
 
 def main() -> None:
-    """Runs the command line; an error of hubplugin's is one line on stderr."""
+    """Run the command line."""
     logging.basicConfig(level=logging.WARNING, handlers=[LogLines()])
     app()

@@ -26,8 +26,11 @@ from hubplugin.vectors import as_vectors
 
 @dataclass(frozen=True, repr=False)
 class Explained(Result):
-    """What other clients send for the corrected ranking: `text` to paste, and the `request` as JSON. Its form is the
-    store's: method, path and body where there is a server."""
+    """The request that other clients send for the corrected ranking.
+
+    text: to paste. request: as JSON, in the form of the store: method, path and body if it
+    has a server.
+    """
 
     text: str
     request: dict[str, Any]
@@ -70,11 +73,12 @@ def explain(
 
 @dataclass(frozen=True, repr=False)
 class RecordedBank(Result):
-    """What is recorded now.
+    """The record of a store.
 
-    queries: how many. dim: their dimensions. seen: how many were asked. first, last: when the first and the last was
-    asked. clicks: how often targets were clicked for them. pairs: how many different pairs of query and target these
-    are. unknown: clicks on targets that the store does not have, which are not among them; 0 of a folder alone.
+    queries: how many. dim: their dimensions. seen: how many were asked. first, last: when
+    the first and the last was asked. clicks: how often targets were clicked for them.
+    pairs: how many different pairs of query and target these are. unknown: clicks on
+    targets that the store does not have, which are not among them; 0 of a folder alone.
     how_to_record: how to collect some. forgotten: how many were deleted just now.
     """
 

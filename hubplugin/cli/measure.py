@@ -54,7 +54,7 @@ def diagnose(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """What is wrong with these searches: hubness or something else? Who are the hubs, what would a fit change?"""
+    """Say what is wrong with these searches, who the hubs are, and what a fit would change."""
     opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
     return hubplugin.diagnose(
         opened, examples, learn=pairs or learn, show=show, compute=compute
@@ -77,7 +77,7 @@ def inspect(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Which correction lies in the store, is it whole, is hubness still lower? The exit status is 4 where it is not."""
+    """Say whether the correction is whole and hubness still lower; exit status 4 if it is not."""
     asked = None
     if live is not None:
         asked = Bank(live, embed=embed, name="live queries").look()
@@ -132,7 +132,7 @@ def evaluate(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
+    """Measure on known answers: a corrected store beside its raw search, or every method."""
     source: str | list[str] = queries
     query_names = None
     beir = None

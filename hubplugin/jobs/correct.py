@@ -99,17 +99,16 @@ def apply(
         StoreError: the store cannot be read or written.
     """
     store = for_job(store)
-    _require_device(compute)
+    compute.torch_device()  # raises if it is not there, before anything is read
     if isinstance(bank, OffsetModel):
-        given = {"learn": learn, "judged": judged, "executor": executor, **parameters}
-        if method != "blend":
-            given["method"] = method
-        for name, value in given.items():
-            if value is not None and value is not False:
-                raise InputError(
-                    "a fitted model has its bank and its method already: leave out ",
-                    Parameter(name),
-                )
+        beside = learn or parameters or executor or judged is not None
+        if beside or method != "blend":
+            raise InputError(
+                "a fitted model has its bank and its method already: leave out all but ",
+                Parameter("force"),
+                " and ",
+                Parameter("dry_run"),
+            )
         return write(store, bank, compute=compute, force=force, dry_run=dry_run)
     require_executor(executor, shards)
     learn = read_learn_for(store, learn, method, executor)
@@ -187,7 +186,7 @@ def refit(
         raise StoreError(
             f"{store.url} has no active correction to fit anew; apply one first"
         )
-    _require_device(compute)
+    compute.torch_device()
     old = correction.model
     by_default = learn is None
     if learn is None:
@@ -384,12 +383,6 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
             new = as_it_is(fit.model)
     margins = cross_validate([uncorrected, as_it_is(old), new], bank, folds)
     return OldVersusNew.of(margins, old, fit.method, len(bank.query_bank))
-
-
-def _require_device(compute: Compute) -> None:
-    """Raise InputError for a device that is not there, before a gallery is read."""
-    if compute.device not in ("auto", "numpy"):
-        compute.torch_device()
 
 
 def read_learn_for(

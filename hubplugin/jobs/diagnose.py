@@ -327,16 +327,11 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     drawn = np.sort(rng.permutation(len(nearest))[:QUERIES])
     targets = draw_sample(gallery, TARGETS, bank.metric, rng)
     rows, place = np.unique(nearest[drawn], return_inverse=True)
-    place = place.reshape(-1, nearest.shape[1])
-    vectors = take_rows(gallery, rows, bank.metric)
+    found = take_rows(gallery, rows, bank.metric)[place.reshape(-1, nearest.shape[1])]
     queries = bank.query_bank[drawn]
-    # Half the mean squared distance between two targets.
-    variance = float(targets.var(axis=0, dtype=np.float64).sum())
-    found = np.linalg.norm(vectors, axis=1)[place.reshape(-1)]
-    lengths = np.linalg.norm(targets, axis=1)
     return [
         check_model(queries, targets, bank.metric, compute, rng),
         check_shift(queries, targets),
-        check_copies(place, vectors, variance),
-        check_lengths(found, lengths, bank.metric),
+        check_copies(found, targets),
+        check_lengths(found, targets, bank.metric),
     ]

@@ -105,7 +105,6 @@ def show_lesson(lesson: LearnedMap) -> Section:
     rows = tabulate({"not asked before (R@1)": lesson.other, **asked})
     columns = ("", "offsets", "and map", COMPARED[3])
     note = ". ".join([*lesson.notes, ""])
-    note += doubt_clicks(lesson.asked, lesson.other)
     return Section("A map of the query would change", (), rows, columns, note=note)
 
 
