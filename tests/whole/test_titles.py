@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.bank import bank as banks
 from hubplugin.cli import app
+from hubplugin.cli.application import spell_command
 from hubplugin.errors import InputError, StoreError
+from hubplugin.results import Step
 from tests.galleries import flat_index, unit
 
 COUNT, DIM = 240, 384
@@ -121,6 +123,32 @@ def test_a_correction_learns_from_them(url, vectors):
         learn=hubplugin.Bank.from_field(store, "title", "titles_model:embed"),
     )
     assert refitted.versus.objection is None
+
+
+def test_diagnose_says_what_they_would_teach(url):
+    before = hubplugin.open_store(url).correction()
+    typed = ["--bank", "log.npy", "--pairs-from", "title"]
+    embed = ["--embed", "titles_model:embed"]
+    ran = CliRunner().invoke(app, ["diagnose", url, *typed, *embed])
+    assert ran.exit_code == 0, ran.output
+    said = " ".join(ran.output.split())
+    assert "A map of the query would change" in said
+    assert "as 150 pairs taught" in said
+    assert hubplugin.open_store(url).correction() is before is None
+
+
+def test_a_step_that_learns_names_the_field_and_one_that_does_not_leaves_it_out(url):
+    typed = {
+        "store": url,
+        "bank": "log.npy",
+        "embed": "titles_model:embed",
+        "pairs_from": "title",
+    }
+    learning = spell_command(typed, Step("", "apply", learn=True))
+    options = "--embed titles_model:embed --pairs-from title --learn"
+    assert learning == f"hubplugin apply {url} --bank log.npy {options}"
+    plain = spell_command(typed, Step("", "apply"))
+    assert plain == f"hubplugin apply {url} --bank log.npy"
 
 
 def test_a_field_that_nothing_has_is_named(url):
