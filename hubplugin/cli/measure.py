@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -30,9 +30,6 @@ from hubplugin.jobs.naming import names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
-
-if TYPE_CHECKING:
-    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -135,12 +132,22 @@ def evaluate(
     """Measure on known answers: a corrected store beside its raw search, or every method."""
     source: str | list[str] = queries
     query_names = None
-    beir = None
+    corpus = None
+    names: Any = show
     if Path(queries).is_dir():
-        beir = _read_folder(queries, embed)
+        from hubplugin.evaluation.beir import read_beir
+
+        if embed is None:
+            given = (
+                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
+            )
+            raise InputError(given, Parameter("embed"))
+        beir = read_beir(Path(queries))
         source = beir.queries
         query_names = beir.query_ids
         truth = truth or str(beir.qrels)
+        names = show or beir.ids
+        corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
     elif targets is None:
         raise InputError("expected a STORE, or a file of vectors to try methods on")
     is_store = targets is not None and ":" in targets
@@ -148,8 +155,6 @@ def evaluate(
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth))
-    if not is_store and show is not None:
-        require_file(Path(show))
     query_model = embed
     if embedding(bank, embed) is not None:  # the queries may then be vectors
         query_model = embedding(source, embed)
@@ -159,18 +164,13 @@ def evaluate(
         others_embed = query_model is not None
         examples = bank_of(bank, answers, embed, others_embed=others_embed)
     gallery: Any
-    names: Any = show
-    if beir is not None and names is None:
-        names = beir.ids
-    if targets is None:
-        assert beir is not None, "otherwise targets are needed, see above"
-        assert embed is not None, "`_read_folder` has looked"
-        gallery = _embed_corpus(beir, embed, compute.progress)
-    elif is_store:
-        gallery = open_store(targets)
+    if is_store:
+        gallery = open_store(str(targets))
         names = names_of(gallery, show)
-    else:
+    elif targets is not None:
         gallery = as_vectors(targets, "targets")
+    elif corpus is not None:
+        gallery = corpus.vectors(None, compute.progress)
     return hubplugin.evaluate(
         gallery,
         examples,
@@ -183,22 +183,6 @@ def evaluate(
         metric=metric,
         compute=compute,
     )
-
-
-def _read_folder(path: str, embed: str | None) -> Beir:
-    """Read a BEIR folder. Raises InputError without the model of its texts."""
-    from hubplugin.evaluation.beir import read_beir
-
-    if embed is None:
-        given = f"{path!r} is a folder, as of BEIR: name the model of its texts by "
-        raise InputError(given, Parameter("embed"))
-    return read_beir(Path(path))
-
-
-def _embed_corpus(beir: Beir, embed: str, progress: Progress | None) -> Vectors:
-    """Return the vectors of the documents."""
-    corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
-    return corpus.vectors(None, progress)
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
