@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -175,24 +174,26 @@ def bank(
 def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
     if recorded is None:
         return {}
-    clicks = Counter[int | str]()
-    pairs = Counter[int | str]()
+    clicked = {target for counts in recorded.clicks for target in counts}
+    missing = set[int | str]()
+    if store is not None and clicked:
+        missing = find_missing(store, clicked)
+    clicks = pairs = unknown = 0
     for counts in recorded.clicks:
-        clicks.update(counts)
-        pairs.update(counts.keys())
-    unknown = 0
-    if store is not None and clicks:
-        for target in find_missing(store, clicks):
-            unknown += clicks.pop(target)
-            del pairs[target]
+        for target, times in counts.items():
+            if target in missing:
+                unknown += times
+            else:
+                clicks += times
+                pairs += 1
     return {
         "queries": recorded.rows,
         "dim": recorded.dim,
         "seen": recorded.seen,
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
-        "clicks": clicks.total(),
-        "pairs": pairs.total(),
+        "clicks": clicks,
+        "pairs": pairs,
         "unknown": unknown,
     }
 
