@@ -181,7 +181,12 @@ class OffsetModel(ShownByFacts):
         return offsets.astype(np.float32)
 
     def similarities(self, term: Term, compute: Compute) -> Similarities:
-        """Return the similarities of the bank of `term`, mapped as queries are."""
+        """Return the similarities of the bank of a term, mapped as queries are.
+
+        Args:
+            term: One of `terms`.
+            compute: Device, memory and progress.
+        """
         bank = term.bank
         if self.query_map is not None:
             bank = self.query_map.of_bank(bank)
