@@ -47,24 +47,30 @@ class InvalidVectors:
     named: dict[int | str, str] = field(default_factory=dict)
 
     def note(
-        self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray
+        self, ids: Sequence[int | str], lengths: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Count the targets in `rows` of a batch of `ids` and `vectors`, and name some."""
+        """Count the targets in `rows` of a batch, and name some.
+
+        ids: Those of the batch [b]. lengths: The lengths of its vectors [b].
+        """
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
-            length = float(np.linalg.norm(vectors[row].astype(np.float64)))
+            length = lengths[row]
             reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
             self.named[ids[row]] = reason
 
+    def __str__(self) -> str:
+        which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
+        if self.count > len(self.named):
+            which += f" and {self.count - len(self.named)} more"
+        return (
+            f"{self.count} with vectors that the model cannot judge, those of length 0 "
+            f"have the offset 0, others its smallest: {which}"
+        )
+
     def lines(self) -> list[str]:
         """Return a line about them, or nothing if there are none."""
-        if not self.count:
-            return []
-        which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        return [
-            f"{self.count} with vectors that the model cannot judge, those of length 0 "
-            f"have the offset 0, others its smallest; for instance {which}"
-        ]
+        return [str(self)] if self.count else []
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:

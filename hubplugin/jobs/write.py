@@ -68,7 +68,7 @@ def offsets_of_all(
     if model.metric is Metric.COSINE:
         is_valid &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
     rows = np.flatnonzero(is_valid)
-    invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
+    invalid_vectors.note(batch.ids, lengths, np.flatnonzero(~is_valid))
     smallest = 0.0 if model.gallery is None else model.gallery.smallest
     offsets = np.full(len(lengths), smallest, np.float32)
     if model.metric is Metric.COSINE:
@@ -76,8 +76,8 @@ def offsets_of_all(
     if fitted is not None:
         offsets[rows] = fitted[rows]
     elif len(rows):
-        vectors = batch.vectors[rows] if len(rows) < len(lengths) else batch.vectors
-        offsets[rows] = model.offsets(vectors, compute=compute.without_progress)
+        quiet = compute.without_progress
+        offsets[rows] = model.offsets(batch.vectors[rows], compute=quiet)
     return offsets
 
 
