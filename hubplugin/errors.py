@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the Python API in the text of an error: data, so that a command line can name its own option.
+    """A parameter in the text of an error: data, so that a CLI can name its own option.
 
-    name: as in the signature. value: what to pass or what was given, None where the name alone is meant.
+    name: as in the signature. value: what to pass or what was given, None if the name
+    alone is meant.
     """
 
     name: str
@@ -22,27 +23,31 @@ class Parameter:
 
 
 def install(extra: str) -> str:
-    """Say what to do where the packages of an `extra` are missing. hubplugin is on no package index: `pip install
-    'hubplugin[extra]'` would find nothing, or something else of that name."""
+    """Say what to do if the packages of an `extra` are missing.
+
+    hubplugin is on no package index: `pip install 'hubplugin[extra]'` would find nothing,
+    or something else of that name.
+    """
     return f"in a clone of hubplugin: pip install '.[{extra}]'"
 
 
 class HubpluginError(Exception):
     """Any error that hubplugin raises on purpose.
 
-    Input that cannot be used is refused before anything is written. A job on a store that is stopped while it writes
-    leaves what it wrote by then, and takes it up when it is run again.
+    Input that cannot be used is refused before anything is written. A job on a store that
+    is stopped while it writes leaves what it wrote by then, and takes it up when it is run
+    again.
 
     Its args are the parts of its text, str and `Parameter`:
 
-        InputError("method 'dualis' needs the vectors of answers in the bank: pass ", Parameter("answers"))
+        InputError("method 'dualis' needs vectors of answers: pass ", Parameter("answers"))
     """
 
     def __str__(self) -> str:
         return self.render(str)
 
     def render(self, named: Callable[[Parameter], str]) -> str:
-        """The text, with each parameter as `named` has it."""
+        """Return the text, with each parameter as `named` has it."""
         return "".join(
             named(part) if isinstance(part, Parameter) else str(part)
             for part in self.args
@@ -51,8 +56,10 @@ class HubpluginError(Exception):
 
 @contextmanager
 def telling(changes: str) -> Iterator[None]:
-    """Where an interrupt (Ctrl-C) ends the work meanwhile, it says which `changes` were made and how to go on. An
-    interrupt that says so already, of a part of the work, stays as it is."""
+    """Let Ctrl-C say which `changes` were made by then, and how to go on.
+
+    An interrupt that says so already, of a part of the work, stays as it is.
+    """
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -68,7 +75,7 @@ class ZeroVector(InputError):
 
 
 class EmptyInput(InputError):
-    """Vectors of which there are none."""
+    """Raised for input without any vectors."""
 
 
 class ClusterError(HubpluginError):
@@ -80,8 +87,8 @@ class ModelFileError(HubpluginError):
 
 
 class StoreError(HubpluginError):
-    """A store that is missing, unreachable, in the wrong state, or of a kind that cannot carry offsets."""
+    """A store that is missing, unreachable, in the wrong state, or cannot carry offsets."""
 
 
 class CorrectionRefused(HubpluginError):
-    """The guard objects to the bank, or to what the correction did on held-out bank queries. Nothing was written."""
+    """The guard objects to the bank or the correction. Nothing was written."""

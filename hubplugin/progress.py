@@ -11,14 +11,11 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
 from hubplugin.vectors import Progress as ProgressCallback
 
@@ -30,7 +27,7 @@ LINE_SECONDS = 10.0
 def lines(
     say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[ProgressCallback]:
-    """A `Progress` callback for where there is no terminal, such as a log.
+    """Yield a callback for where there is no terminal, such as a log.
 
     It says what begins first, how far the job is every `LINE_SECONDS`, and at the end how
     long it took. A job that computes nothing says nothing.
@@ -57,17 +54,9 @@ def lines(
         say(f"took {clock() - start:.0f} s")
 
 
-class RateColumn(ProgressColumn):
-    """How much is done a second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f}/s")
-
-
 @contextmanager
 def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
-    """A `Progress` callback that draws one bar a kind of work, with its rate and the time left, on stderr or `console`.
+    """Yield a callback that draws a bar with the time left, on stderr or `console`.
 
         with bars() as progress:
             hubplugin.fit(gallery, bank, compute=hubplugin.Compute(progress=progress))
@@ -78,7 +67,6 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        RateColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

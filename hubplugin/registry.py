@@ -12,20 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import cast
 
 from hubplugin.errors import HubpluginError, StoreError, install
 from hubplugin.store import Store
 
 GROUP = "hubplugin.adapters"
-
-
-@cache
-def adapters() -> dict[str, EntryPoint]:
-    """The installed adapters by URL scheme."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 SHOWN = re.compile(
@@ -36,8 +29,10 @@ SHOWN = re.compile(
 
 
 def without_secrets(url: str) -> str:
-    """`url` as it is shown: without a password, and without options other than `SHOWN`: any other name may be that of a
-    password, misspelt or in capitals."""
+    """Return `url` as it is shown: without a password, and with no options but `SHOWN`.
+
+    The name of any other option may be that of a password, misspelt or in capitals.
+    """
     place, _, options = url.partition("?")
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
     shown = "&".join(
@@ -49,17 +44,15 @@ def without_secrets(url: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
+    """Open a store by its URL, such as `faiss:photos.faiss` or `qdrant://HOST:6333/photos`.
 
     Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
     """
     scheme, colon, _ = url.partition(":")
-    if scheme not in adapters():
-        # It may have been installed since they were listed, which reads every package.
-        adapters.cache_clear()
-    entry = adapters().get(scheme)
+    adapters = {entry.name: entry for entry in entry_points(group=GROUP)}
+    entry = adapters.get(scheme)
     if entry is None or not colon:
-        known = ", ".join(f"{name}:..." for name in sorted(adapters()))
+        known = ", ".join(f"{name}:..." for name in sorted(adapters))
         # What stands behind the scheme may hold a password.
         shown = f"{scheme}:..." if colon else url
         raise StoreError(

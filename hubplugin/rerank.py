@@ -4,10 +4,10 @@ They re-rank a list of candidates. A rule is fitted once. What it must know of a
 when a query comes is what `keep` gives for it. That is one number or a bit, so that any
 store can hold it beside the vector:
 
-    dis             the offset that the target has already, and one bit
-    dualdis         the same for each of its two banks: a part of the offset, and one
-    bit dsl             one number
-    gc              nothing: it reads the candidates' own vectors
+    dis        the offset that the target has already, and one bit
+    dualdis    for each of two banks, its part of the offset, and one bit
+    dsl        one number
+    gc         nothing: it reads the candidates' own vectors
 
 New targets get theirs from `keep` without a refit, as they get their offsets.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
-from hubplugin.compute import Compute, LogSum, Similarities, reduce
+from hubplugin.compute import Compute, LogSum, Similarities, TopK, reduce, search
 from hubplugin.compute.device import to_host
 from hubplugin.errors import InputError
 from hubplugin.methods import build_method
@@ -121,24 +121,79 @@ class Reranker:
         return order, scores[order]
 
 
+ROUNDING = 1e-6
+"""The largest difference of float32 products of one pair, beside the larger of 1 and
+the similarity."""
+
+
 @dataclass(frozen=True)
 class Dynamic(Rule):
-    """A model's offsets, for queries whose raw nearest target is in its activation set.
+    """A model's offsets, for queries whose raw nearest target is in the activation set.
 
     All others keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model has a
     query map, similarities are those of `model.queries(q)` for all queries.
 
     Scores are in the log domain, tau * log of the paper's where corrected. Each query
     is ranked by one of the two, never by a mixture.
+
+    thresholds: The similarity of each bank member's k-th nearest target, one array [m] a
+        term. A target is in the set if it is as near to a member, a later one, too.
     """
 
     fitted: OffsetModel
+    thresholds: Sequence[np.ndarray]
+
+    @classmethod
+    def of(
+        cls,
+        model: OffsetModel,
+        targets: VectorLike,
+        k: int = 1,
+        compute: Compute = Compute(),
+    ) -> Dynamic:
+        """Return the rule of a model whose bank keeps examples.
+
+        Args:
+            model: The model.
+            targets: The gallery [n, d].
+            k: How many of the nearest of each bank query are in the set.
+            compute: Device, memory and progress.
+
+        Raises:
+            InputError: k is not in 1 ... n.
+        """
+        vectors = as_vectors(targets, "targets")
+        if not 1 <= k <= vectors.rows:
+            raise InputError(
+                f"activation set: k={k} is not between 1 and the {vectors.rows} targets "
+                "of the gallery"
+            )
+        thresholds = []
+        label = "activation set"
+        for term in model.terms:
+            nearest = TopK(k)
+            bank = model.similarities(term, compute).bank
+            search(bank, vectors, model.metric, compute, nearest, label=label)
+            thresholds.append(nearest.scores[0, :, -1])
+        return cls(model, thresholds)
+
+    def is_activated(self, targets: VectorLike) -> np.ndarray:
+        """Tell which targets [n, d] are in the activation set: bool [n]."""
+        vectors = as_vectors(targets, "targets")
+        inside = np.zeros(vectors.rows, bool)
+        for term, kth in zip(self.fitted.terms, self.thresholds, strict=True):
+            similarities = self.fitted.similarities(term, Compute())
+            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
+            least = similarities.library.matching(kth - slack)
+            for tile in similarities.tiles(vectors, "activation set"):
+                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
+        return inside
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """Return [n, 2]: the offset, and 1 if the target is in the set, else 0."""
         vectors = as_vectors(targets, "targets")
         offsets = self.fitted.offsets(vectors)
-        return np.column_stack([offsets, self.fitted.is_activated(vectors)])
+        return np.column_stack([offsets, self.is_activated(vectors)])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets = kept[:, 0]
@@ -154,8 +209,8 @@ class DualDynamic(Rule):
 
     NNN appendix A1 (`dualdis`). The score of eq. 3 is a product, one factor a bank:
     exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is in
-    that bank's activation set, and s for every other. `fitted` and `second` are models
-    of one term each, for the query bank and for the target bank.
+    that bank's activation set, and s for every other. `factors` are of one term each,
+    for the query bank and for the target bank.
 
     Scores are in the log domain: lambda * log of the paper's, up to a constant, where a
     factor is corrected, lambda as in `dualis`; and s where none is. A similarity takes
@@ -163,14 +218,12 @@ class DualDynamic(Rule):
     `NO_SIMILARITY`, which leaves the ranking to the other factor.
     """
 
-    fitted: OffsetModel
-    second: OffsetModel
+    factors: Sequence[Dynamic]
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """Return [n, 4]: what `Dynamic` keeps for each of the two factors."""
         vectors = as_vectors(targets, "targets")
-        factors = (self.fitted, self.second)
-        return np.hstack([Dynamic(factor).keep(vectors) for factor in factors])
+        return np.hstack([factor.keep(vectors) for factor in self.factors])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         nearest = similarities.argmax(axis=1)
@@ -180,10 +233,10 @@ class DualDynamic(Rule):
         scores: np.ndarray = similarities + both * (kept[:, 0] + kept[:, 2])
         positive = np.maximum(similarities, NO_SIMILARITY)
         for applies, factor, offsets in (
-            (by_query & ~by_target, self.fitted, kept[:, 0]),
-            (by_target & ~by_query, self.second, kept[:, 2]),
+            (by_query & ~by_target, self.factors[0], kept[:, 0]),
+            (by_target & ~by_query, self.factors[1], kept[:, 2]),
         ):
-            term = cast(LogSumExp, factor.terms[0])
+            term = cast(LogSumExp, factor.fitted.terms[0])
             logarithm = np.log(positive) + similarities / term.tau
             scores = np.where(applies, -term.scale * logarithm + offsets, scores)
         return scores
@@ -261,8 +314,7 @@ class DynamicInvertedSoftmax(QueryMethod):
     def rule(self, bank: PreparedBank) -> Rule:
         targets = bank.require_targets()
         model = InvertedSoftmax(tau=self.tau).fit(bank)
-        quiet = bank.compute.without_progress
-        return Dynamic(model.with_activation(targets, self.k, compute=quiet))
+        return Dynamic.of(model, targets, self.k, bank.compute.without_progress)
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -289,8 +341,8 @@ class DualDynamicInvertedSoftmax(QueryMethod):
         for term in model.terms:
             factor = replace(model, terms=(term,), fitted=None)
             factor = factor.centre_on(targets, compute=quiet)
-            factors.append(factor.with_activation(targets, self.k, compute=quiet))
-        return DualDynamic(*factors)
+            factors.append(Dynamic.of(factor, targets, self.k, quiet))
+        return DualDynamic(model, factors)
 
 
 class SingleQueryDualSoftmax(QueryMethod):

@@ -1,7 +1,8 @@
 """The one renderer: a result becomes text, a page of HTML and JSON here, and nowhere else.
 
-A result is a dataclass that derives from `Result`. Its fields are its JSON, by pydantic; docs/reference/json.md is made
-from them. Its `page` is what people are shown: a headline, sections of rows, and what to do next.
+A result is a dataclass that derives from `Result`. Its fields are its JSON, by pydantic;
+docs/reference/json.md is made from them. Its `page` is what people are shown: a headline,
+sections of lines, tables and charts, and what to do next.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from hubplugin import atomic
@@ -27,19 +25,20 @@ from hubplugin._version import __version__
 from hubplugin.errors import InputError, install
 from hubplugin.measures.significance import Figure, Side
 
-if TYPE_CHECKING:
-    from rich.table import Table
+NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
+"""Words for good and bad news, by sign; None is no news."""
 
-Direction = Literal["better", "worse", "same"]
-
-DIRECTIONS: dict[int, Direction] = {1: "better", 0: "same", -1: "worse"}
-"""By the sign of a change for which more is better."""
+COLOURS = {"better": "green", "worse": "red", "same": "", "": ""}
 
 CORRECTED = "corrected"
+
+COMPARED = ("", "raw", CORRECTED, "points (95%)")
+"""The columns of a comparison, see `tabulate`."""
 
 RECALL = "right answer first (R@1)"
 WORST = "worst hub, of all queries"
 NEVER = "targets never found"
+SKEWNESS = "skewness"
 
 NAMED = 6
 """Hubs and other targets that are named to people; JSON has more."""
@@ -77,69 +76,65 @@ class Hub:
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar from `start` to `end`, shares of its width.
+    """A cell with a bar that ends at `end`, a share of its width.
 
-    zero: True if the middle of the bar is 0, as it is for intervals.
+    start: Where an interval starts, with 0 in the middle; None for a count, from 0 on.
     """
 
     text: str
     end: float
-    start: float = 0.0
-    zero: bool = False
+    start: float | None = None
 
     def __str__(self) -> str:
-        if self.zero:
+        if self.start is not None:
             return self.text
-        return f"{self.text:>5} {'█' * round(6 * self.end):6}"
+        return f"{'█' * round(6 * self.end)} {self.text:>5}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a section. It has a cell for each of the section's columns, if there are columns.
+    """A row of a table.
 
-    direction: good or bad news, None for neither. more: lines that it opens to; a
-    terminal shows the first. image: the file name of its picture.
+    sign: 1 for good news, -1 for bad news, 0 for a change that may be chance. more: lines
+    that it opens to; a terminal shows the first. image: the file name of its picture.
     """
 
     cells: Sequence[str | Bar]
-    direction: Direction | None = None
+    sign: int | None = None
     more: Sequence[str] = ()
     image: str = ""
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A histogram: for each series, by label, how many targets have each value on `axis`."""
-
-    axis: str
-    series: Mapping[str, Mapping[Any, int]]
-
-
-@dataclass(frozen=True)
 class Section:
-    """A part of a page: a title over rows, a chart, or both.
+    """A part of a page: lines, a table, or both. It is left out if it has neither.
 
-    columns: the titles of the cells, if rows are a table. note: small print below.
+    columns: The titles of the table's columns. note: Small print below.
+    chart: A histogram: for each search, how many targets are found by N queries, by N.
     """
 
     title: str
+    lines: Sequence[str] = ()
     rows: Sequence[Row] = ()
     columns: Sequence[str] = ()
-    chart: Chart | None = None
+    chart: Mapping[str, Mapping[int, int]] | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do next: a `job` with its `options`, or a `text`.
+    """Something to do next: a `job`, with `learn` if it is to learn, or a `text`.
 
     brings: what it brings, as far as that was measured.
     """
 
     brings: str
     job: str = ""
-    options: Sequence[str] = ()
+    learn: bool = False
     text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.brings}: run {self.job}" if self.job else self.brings
 
 
 Spell: TypeAlias = Callable[[Step], str]
@@ -148,8 +143,7 @@ Spell: TypeAlias = Callable[[Step], str]
 def as_call(step: Step) -> str:
     """Return the Python call that does the job of a step."""
     needs_bank = step.job in ("diagnose", "apply", "refit")
-    given = ["store", *["bank"] * needs_bank]
-    given += [f"{name}=True" for name in step.options]
+    given = ["store", *["bank"] * needs_bank, *["learn=True"] * step.learn]
     return f"hubplugin.{step.job}({', '.join(given)})"
 
 
@@ -157,19 +151,24 @@ def as_call(step: Step) -> str:
 class Page:
     """The page that people are shown of a result.
 
-    headline: the outcome, one line. direction: whether the outcome is good news. scene:
+    headline: the outcome, one line. sign: whether it is good news, as of a `Row`. scene:
     what was looked at. steps: what to do next.
     """
 
     headline: str
-    direction: Direction = "same"
+    sign: int = 0
     scene: str = ""
     sections: Sequence[Section] = ()
     steps: Sequence[Step] = ()
 
+    @property
+    def title(self) -> str:
+        """The headline as a sentence begins."""
+        return self.headline[:1].upper() + self.headline[1:]
+
 
 class Result:
-    """The base of all results, dataclasses whose fields are their JSON. A result prints as text."""
+    """The base of all results, dataclasses whose fields are their JSON. It prints as text."""
 
     store: str | None
 
@@ -196,7 +195,7 @@ class Result:
         console = Console(file=told, force_terminal=terminal)
 
         def say(text: str, style: str = "", indent: int = 0) -> None:
-            shown = Padding(Text(clean(text)), (0, 0, 0, indent))
+            shown = Padding.indent(Text(clean(text)), indent)
             console.print(shown, style=style)
 
         def say_whole(text: str, style: str = "") -> None:
@@ -204,24 +203,24 @@ class Result:
             console.print(Text(clean(text)), style=style, soft_wrap=True)
 
         headline = say if terminal else say_whole
-        headline(f"{capital(page.headline)}.", f"bold {COLOURS[page.direction]}")
+        headline(f"{page.title}.", f"bold {COLOURS[NEWS[page.sign]]}")
         say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
         for section in page.sections:
+            if not section.lines and not section.rows:
+                continue
+            console.print()
+            say(section.title, "bold")
+            for line in section.lines:
+                say(line, "", 2)
+            table = _format_table(section, console.width - 2)
             if section.rows:
-                console.print()
-                say(section.title, "bold")
-                with console.capture() as table:
-                    console.print(Padding(_as_table(section), (0, 0, 0, 2)))
-                more = [row.more if verbose else row.more[:1] for row in section.rows]
-                lines = table.get().splitlines()
-                # Rows that open to more are never wrapped: line 0 has the columns, and
-                # each other line is a row.
-                for line, opened in zip_longest(lines, [[], *more], fillvalue=()):
-                    told.write(f"{line}\n")
-                    for text in opened:
-                        say(shorten(text, console.width - 8), "dim", 6)
-                if section.note:
-                    say(section.note, "dim", 2)
+                say_whole(f"  {next(table)}", "dim")
+            for row, line in zip(section.rows, table, strict=False):
+                say_whole(f"  {line}", COLOURS[NEWS[row.sign]])
+                for opened in row.more if verbose else row.more[:1]:
+                    say(opened, "dim", 6)
+            if section.note:
+                say(section.note, "dim", 2)
         if page.steps:
             console.print()
             say("Next", "bold")
@@ -234,17 +233,16 @@ class Result:
         return self.as_text()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {capital(clean(self.page().headline))}>"
+        return f"<{type(self).__name__}: {clean(self.page().title)}>"
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON. NaN and infinity, which JSON lacks, become null."""
-        fields: dict[str, Any] = json.loads(_adapter(type(self)).dump_json(self))
+        fields: dict[str, Any] = json.loads(TypeAdapter(type(self)).dump_json(self))
         return fields
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `as_json` to `path`. Raises InputError where it cannot be written."""
-        text = json.dumps(self.as_json(), indent=1)
-        write_file(path, f"{text}\n".encode())
+        write_file(path, f"{json.dumps(self.as_json(), indent=1)}\n".encode())
 
     def to_html(
         self,
@@ -271,27 +269,20 @@ class Result:
             raise InputError(message) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         environment = Environment(
-            autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+            autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=clean
         )
-        facts = {
-            "store": self.store,
-            "command": command,
-            "version": f"hubplugin {__version__}",
-            "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
-            "holds": "names of targets, and queries, as store and bank have them",
-        }
         text = environment.from_string(template).render(
             page=self.page(),
-            facts=facts,
-            capital=capital,
+            store=self.store,
+            command=command,
+            version=__version__,
+            date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z"),
+            news=NEWS,
             picture=lambda row: draw_thumbnail(images, row.image),
-            spell=lambda step: step.text or spell(step),
-            largest=_largest,
+            spell=spell,
         )
         write_file(path, text.encode())
 
-
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
@@ -299,80 +290,29 @@ HIDDEN = re.compile(
 """Control characters, and those that change the direction of the text around them."""
 
 
-def clean(text: str) -> str:
-    """Return `text` with a space for characters that could falsify what is shown."""
-    return HIDDEN.sub(" ", text)
+def clean(shown: object) -> str:
+    """Return a text with a space for characters that could falsify what is shown."""
+    return HIDDEN.sub(" ", str(shown))
 
 
-def _largest(series: Mapping[str, Mapping[int, int]]) -> tuple[int, int]:
-    """Return the largest value in a chart, and the largest count; each at least 1."""
-    parts = series.values()
-    return (
-        max([1, *(max(part, default=0) for part in parts)]),
-        max([1, *(max(part.values(), default=0) for part in parts)]),
-    )
+def _format_table(section: Section, width: int) -> Iterator[str]:
+    """Yield the titles of the columns of a section, then its rows, as lines.
 
+    The first cell of a row is cut, so that no line is longer than `width`.
+    """
+    from rich.cells import cell_len, set_cell_size
 
-def _shown(value: Any) -> Any:
-    return clean(value) if type(value) is str else value
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _is_number(cell: object) -> bool:
-    return bool(re.fullmatch(r"[-+]?\d[^█]*|", str(cell)))
-
-
-COLOURS: Mapping[Direction | None, str] = {
-    "better": "green",
-    "worse": "red",
-    "same": "",
-    None: "",
-}
-
-
-def shorten(text: str, longest: int) -> str:
-    """Return a text in one line, cut to `longest` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def _as_table(section: Section) -> Table:
-    """Return the rows of a section as a table for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    is_table = bool(section.columns)
-    opens = any(row.more for row in section.rows)
-    table = Table(
-        box=None, show_header=is_table, padding=(0, 2, 0, 0), header_style="dim"
-    )
-    cells = (row.cells for row in section.rows)
-    for title, *column in zip_longest(section.columns, *cells, fillvalue=""):
-        right = bool(table.columns) and all(map(_is_number, column))
-        side: Any = "right" if right else "left"
-        table.add_column(str(title), justify=side, no_wrap=right or opens)
+    table = [(*section.columns, "")]
     for row in section.rows:
-        first, *others = (Text(clean(str(cell))) for cell in row.cells)
-        others += [Text("")] * (len(section.columns) - len(row.cells))
-        style = COLOURS[row.direction]
-        if is_table:
-            table.add_row(first, *others, row.direction, style=style)
-        else:
-            first.stylize(style)
-            table.add_row(first, *others)
-    return table
-
-
-def rows_of(*lines: str) -> list[Row]:
-    """Return a row for each line."""
-    return [Row((line,)) for line in lines]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+        empty = [""] * (len(section.columns) - len(row.cells))
+        table.append((*map(clean, row.cells), *empty, NEWS[row.sign]))
+    first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    left = min(first, width - sum(others) - 2 * len(others))
+    for title, *cells in table:
+        line = set_cell_size(title, left)
+        for cell, size in zip(cells, others, strict=True):
+            line += f"  {cell:>{size}}"
+        yield line
 
 
 def points(change: Figure) -> str:
@@ -381,89 +321,74 @@ def points(change: Figure) -> str:
     return f"{100 * change.value:+.1f} ({interval})"
 
 
-def decimal(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def row_of(
-    title: str, *values: float | None, form: Callable[[float], str] = percent
-) -> list[Row]:
-    """Return a list of one row: a measure by several searches. It is empty without values.
-
-    Args:
-        title: the title of the row.
-        values: the value by each search; None if it was not measured.
-        form: formats a value.
-    """
-    known = [form(value) for value in values if value is not None]
-    return [Row((title, *known))] if known else []
-
-
-COMPARED = ("", "raw", "corrected", "points (95 %)")
-"""The columns over rows of `changes_of` and `row_of`."""
-
-
 AXIS = 5
 """Bars of intervals reach from -1 / (2 AXIS) to 1 / (2 AXIS): 10 points of R@1."""
 
 
-def changes_of(sides: Mapping[str, Side | None]) -> list[Row]:
-    """Return a row for each change of R@1 that was measured.
+def tabulate(
+    measures: Mapping[str, Side | Sequence[float | None] | None],
+) -> list[Row]:
+    """Return a row for each measure that was taken.
 
-    It is good or bad news if the change is beyond chance.
+    Args:
+        measures: By the title of its row, a change of R@1, which is good or bad news if it
+            is beyond chance, or the value by each search. None was not measured.
     """
-    rows = []
-    for title, side in sides.items():
-        if side is not None:
-            change = side.change
-            low, high = np.clip(
-                [0.5 + AXIS * change.low, 0.5 + AXIS * change.high], 0, 1
-            )
-            interval = Bar(points(change), high, low, zero=True)
-            cells = (title, percent(side.before), percent(side.after), interval)
-            rows.append(Row(cells, DIRECTIONS[change.sign]))
+    rows = list[Row]()
+    for title, measured in measures.items():
+        if isinstance(measured, Side):
+            change = measured.change
+            start = 0.5 + AXIS * change.low
+            interval = Bar(points(change), 0.5 + AXIS * change.high, start)
+            shares = (f"{measured.before:.1%}", f"{measured.after:.1%}")
+            rows.append(Row((title, *shares, interval), change.sign))
+            continue
+        form = ".2f" if title == SKEWNESS else ".1%"
+        values = [format(value, form) for value in measured or () if value is not None]
+        if values:
+            rows.append(Row((title, *values)))
     return rows
 
 
 def list_hubs(
     hubs: Sequence[Hub],
-    searches: Sequence[str],
     k: int,
     never: Sequence[str] = (),
     field: str | None = None,
+    searches: Sequence[str] = (),
 ) -> Section:
     """Return the section of the targets that most queries find by any of the searches.
 
     Args:
         hubs: the targets.
-        searches: the labels of the searches that are shown.
         k: how many targets a query finds.
         never: names of some targets that no query finds.
         field: the field that has the names of targets.
+        searches: the labels of the searches that are shown; by default all.
     """
+    if hubs and not searches:
+        searches = [*hubs[0].found_by]
 
     def most(hub: Hub) -> int:
         return max(hub.found_by[search] for search in searches)
 
     shown = sorted(hubs, key=most, reverse=True)[:NAMED]
-    rows = list[Row]()
+    rows = []
     for hub in shown:
         counts = [hub.found_by[search] for search in searches]
-        bars = [Bar(f"{count:,}", count / max(most(shown[0]), 1)) for count in counts]
-        label = f" [{hub.id}]"
-        name = hub.name.removesuffix(label)
+        bars = [Bar(f"{count:,}", count / most(shown[0])) for count in counts]
+        name = hub.name.removesuffix(f" [{hub.id}]")
         rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
-        note += " Below it (→): what comes first instead for a query that found it first; ✓ is right."
+        note += (
+            " Below it (→): what comes first instead for a query that found it first; "
+            "✓ is right."
+        )
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    return Section("Comes back most", rows, (field or "", *searches), note=note)
-
-
-def chart_occurrences(parts: Mapping[str, Mapping[int, int]]) -> Chart:
-    """Return the chart of the k-occurrence: `parts` has a histogram for each search."""
-    return Chart("queries that find a target among their first places", parts)
+    columns = (field or "", *searches)
+    return Section("Comes back most", (), rows, columns, note=note)
 
 
 def describe_changes(
@@ -484,7 +409,7 @@ def describe_changes(
     text = f"the worst hub {went} of {queries:,} queries"
     if right is None:
         return text
-    recall = f"{percent(right.before)} to {percent(right.after)}"
+    recall = f"{right.before:.1%} to {right.after:.1%}"
     return f"{text}; right answers first: {recall}, {points(right.change)} points"
 
 
@@ -499,7 +424,7 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     Raises:
         InputError: Pillow is missing.
     """
-    if folder is None or not name or "://" in name:
+    if folder is None:
         return None
     root = Path(folder).resolve()
     path = (root / name).resolve()
@@ -522,7 +447,7 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all. A symbolic link is followed, not replaced.
+    """Write `content` to `path`, whole or not at all. A symbolic link is followed.
 
     Raises:
         InputError: the file cannot be written.

@@ -6,7 +6,7 @@ import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias
@@ -53,14 +53,9 @@ class Batch:
     def take(self, rows: np.ndarray) -> Batch:
         """Return the targets in `rows`, to be written."""
         ids = [self.ids[row] for row in rows.tolist()]
-        return replace(
-            self,
-            ids=ids,
-            vectors=self.vectors[rows],
-            offsets=self.offsets[rows],
-            values=None,
-            rounding=None,
-        )
+        vectors = self.vectors[rows]
+        offsets = self.offsets[rows]
+        return Batch(ids, vectors, offsets, self.place, self.foreign)
 
 
 @dataclass(frozen=True)

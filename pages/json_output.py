@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from hubplugin.cli.manage import Explained, RecordedBank
 from hubplugin.evaluation.results import Results
 from hubplugin.jobs.diagnose import Diagnosis
-from hubplugin.jobs.results import Applied, Inspection, Refitted, Removed
+from hubplugin.jobs.results import Applied, Inspection, Removed
 from hubplugin.results import Result
 
 START = """# JSON
@@ -38,7 +38,7 @@ FIGURES: dict[str, type[Result]] = {
     "refresh": Applied,
     "remove": Removed,
     "rollback": Applied,
-    "refit": Refitted,
+    "refit": Applied,
     "bank": RecordedBank,
     "explain": Explained,
 }

@@ -14,7 +14,7 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.results import InvalidVectors
 from hubplugin.jobs.write import UNIT, offsets_of_all
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
+from hubplugin.model import OffsetModel, refuse_query_map
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import require_recall
@@ -90,7 +90,6 @@ def upgrade(
     require_suits(model, index)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
-    warn_if_swapped(model, handler.count)
     if model.gallery is None:
         model = model.centre_on(Gallery(handler.index), compute=compute)
     scale = IndexScale.of(handler, model)

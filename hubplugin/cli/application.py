@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import os
 import shlex
@@ -17,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from hubplugin._version import __version__
 from hubplugin.atomic import lack_of_room
+from hubplugin.cli.options import embedding
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, Parameter
 from hubplugin.registry import without_secrets
@@ -41,7 +42,7 @@ JSON_VERSION = 1
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """Return `parameter` as it is typed behind `command`: an option, or a part of the URL."""
+    """Return `parameter` as it is typed: an option of `command`, or a part of the URL."""
     options = {option.name: option for option in command.params}
     name = parameter.name
     value = parameter.value
@@ -66,14 +67,14 @@ def warn(text: str) -> None:
 
 
 class LogLines(logging.Handler):
-    """What is logged: a line each, and of a warning that it is one."""
+    """Print each log message as a line, and say so if it is a warning."""
 
     def emit(self, record: logging.LogRecord) -> None:
         (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
 
 
 class Commands(TyperGroup):
-    """The commands. Errors and warnings are one line each on stderr and speak of what is typed."""
+    """The commands. An error or a warning is one line on stderr, in words of what is typed."""
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -161,9 +162,9 @@ SHARED = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make `function` a command of its name, with the options that every command has.
+    """Make a function a command of its name, with the options that every command has.
 
-    A parameter `compute` is given what a job computes with.
+    If it has a parameter `compute`, it is given what a job computes with.
     """
     own = dict(inspect.signature(function, eval_str=True).parameters)
     computes = own.pop("compute", None) is not None
@@ -187,7 +188,8 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         attention = bool(getattr(result, "attention", ()))
         if json or attention or not quiet:
             if json:
-                typer.echo(_as_json(function.__name__, result))
+                named = {"command": function.__name__, "version": JSON_VERSION}
+                typer.echo(dumps({**named, **result.as_json()}, allow_nan=False))
             else:
                 typer.echo(result.as_text(verbose, has_colours(), spell))
         if attention:
@@ -208,7 +210,10 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def computing(device: str) -> Iterator[Compute]:
-    """Yield what a job computes with. It shows progress as bars on a terminal, as lines elsewhere, or not at all."""
+    """Yield what a job computes with.
+
+    Progress is shown as bars on a terminal, as lines elsewhere; not at all if quiet.
+    """
     from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
@@ -221,7 +226,7 @@ def computing(device: str) -> Iterator[Compute]:
             yield Compute(device, progress=shown)
 
 
-CARRIED = ("bank", "answers", "embed")
+CARRIED = ("bank", "answers", "embed", "pairs_from")
 """Arguments of a command that are repeated in the next one that its result suggests."""
 
 
@@ -235,16 +240,19 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     store = arguments.get("store") or arguments["targets"]
     words = ["hubplugin", step.job, without_secrets(store)]
     options = {option.name: option for option in group.commands[step.job].params}
-    if "bank" in options:
-        for name in CARRIED:
-            if arguments.get(name) is not None:
-                words += [options[name].opts[0], arguments[name]]
-    words += [f"--{name}" for name in step.options]
+    carried = dict(arguments)
+    if not step.learn and carried.pop("pairs_from", None) is not None:
+        carried["embed"] = embedding(carried["bank"], carried["embed"])
+    for name in CARRIED if "bank" in options else ():
+        if carried.get(name) is not None:
+            words += [options[name].opts[0], carried[name]]
+    if step.learn:
+        words.append("--learn")
     return shlex.join(words)
 
 
 def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) -> None:
-    """Write the page of a result, with the command that was typed, where a report was asked for."""
+    """Write the page of a result, with the command that was typed, if a report is asked for."""
     if arguments.get("report") is None:
         return
     # Without what is secret in its URLs.
@@ -254,7 +262,7 @@ def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) ->
 
 
 def require_writable(path: Path | None) -> None:
-    """Raise InputError where a file cannot be written: before the work, not behind it."""
+    """Raise InputError if a file cannot be written: before the work, not behind it."""
     if path is None:
         return
     folder = Path(os.path.realpath(path)).parent
@@ -269,30 +277,23 @@ def has_colours() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def _as_json(name: str, result: Result) -> str:
-    return json.dumps(
-        {"command": name, "version": JSON_VERSION, **result.as_json()}, allow_nan=False
-    )
-
-
 @contextmanager
 def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
-    """What is logged under `hubplugin` and warned of, for one command."""
+    """Choose what is logged and warned of during one command."""
     logger = logging.getLogger("hubplugin")
-    level = logger.level
-    logger.setLevel(
-        logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING
-    )
+    before = logger.level
+    level = logging.INFO if verbose else logging.WARNING
+    logger.setLevel(logging.ERROR if quiet else level)
     try:
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 def main() -> None:
-    """Runs the command line; an error of hubplugin's is one line on stderr."""
+    """Run the command line."""
     logging.basicConfig(level=logging.WARNING, handlers=[LogLines()])
     app()

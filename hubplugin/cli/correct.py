@@ -17,8 +17,7 @@ from hubplugin.cli.options import (
     ReportFile,
     Settings,
     StoreUrl,
-    bank_of,
-    pairs_of,
+    open_inputs,
     parameters_of,
 )
 from hubplugin.compute import Compute
@@ -57,11 +56,8 @@ def apply(
     report: ReportFile = None,
 ) -> Result:
     """Fit, check, write and activate a correction. An interrupted run resumes."""
-    others_embed = pairs_from is not None
-    examples = bank_of(bank, answers, embed, others_embed=others_embed)
-    opened = open_store(store)
     parameters = parameters_of(method, settings)
-    pairs = pairs_of(opened, pairs_from, embed)
+    opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
     return hubplugin.apply(
         opened,
         examples,
@@ -112,11 +108,8 @@ def refit(
         raise InputError(
             "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
         )
-    others_embed = pairs_from is not None
-    examples = bank_of(bank, answers, embed, others_embed=others_embed)
-    opened = open_store(store)
-    parameters = {} if method is None else parameters_of(method, settings)
-    pairs = pairs_of(opened, pairs_from, embed)
+    parameters = parameters_of(method, settings)
+    opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
     return hubplugin.refit(
         opened,
         examples,

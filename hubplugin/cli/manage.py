@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +18,7 @@ from hubplugin.cli.options import StoreUrl
 from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorded, Recorder, as_id, read
 from hubplugin.registry import open_store
-from hubplugin.results import Page, Result, Section, rows_of, write_file
+from hubplugin.results import Page, Result, Section, write_file
 from hubplugin.store import Store
 from hubplugin.vectors import as_vectors
 
@@ -115,7 +114,7 @@ class RecordedBank(Result):
             lines.append(f"{self.forgotten:,} forgotten, with their clicks")
         headline = f"{self.queries:,} queries of {self.dim} dimensions"
         asked = f"of {self.seen:,} that were asked from {self.first} to {self.last}"
-        section = Section("Recorded", rows_of(*lines))
+        section = Section("Recorded", lines)
         return Page(f"{headline}, {asked}", sections=[section])
 
 
@@ -181,24 +180,26 @@ def bank(
 def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
     if recorded is None:
         return {}
-    clicks = Counter[int | str]()
-    pairs = Counter[int | str]()
+    clicked = {target for counts in recorded.clicks for target in counts}
+    missing = set[int | str]()
+    if store is not None and clicked:
+        missing = find_missing(store, clicked)
+    clicks = pairs = unknown = 0
     for counts in recorded.clicks:
-        clicks.update(counts)
-        pairs.update(counts.keys())
-    unknown = 0
-    if store is not None and clicks:
-        for target in find_missing(store, clicks):
-            unknown += clicks.pop(target)
-            del pairs[target]
+        for target, times in counts.items():
+            if target in missing:
+                unknown += times
+            else:
+                clicks += times
+                pairs += 1
     return {
         "queries": recorded.rows,
         "dim": recorded.dim,
         "seen": recorded.seen,
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
-        "clicks": clicks.total(),
-        "pairs": pairs.total(),
+        "clicks": clicks,
+        "pairs": pairs,
         "unknown": unknown,
     }
 

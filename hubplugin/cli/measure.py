@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,13 @@ from hubplugin.cli.options import (
     BankFile,
     Embed,
     Images,
+    PairsFrom,
     ReportFile,
     Show,
     StoreUrl,
     bank_of,
     embedding,
+    open_inputs,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
@@ -28,9 +30,6 @@ from hubplugin.jobs.naming import names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
-
-if TYPE_CHECKING:
-    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -47,14 +46,16 @@ def diagnose(
             help="Also show what learning from known answers or clicks would gain (docs/learning.md).",
         ),
     ] = False,
+    pairs_from: PairsFrom = None,
     show: Show = None,
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
     """Find out whether hubness or something else makes searches bad, and what a correction would change."""
-    examples = bank_of(bank, answers, embed)
-    opened = open_store(store)
-    return hubplugin.diagnose(opened, examples, learn=learn, show=show, compute=compute)
+    opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
+    return hubplugin.diagnose(
+        opened, examples, learn=pairs or learn, show=show, compute=compute
+    )
 
 
 @command
@@ -134,12 +135,22 @@ def evaluate(
     """Compare a corrected store with its raw search, or all methods, on queries with known true targets."""
     source: str | list[str] = queries
     query_names = None
-    beir = None
+    corpus = None
+    names: Any = show
     if Path(queries).is_dir():
-        beir = _read_folder(queries, embed)
+        from hubplugin.evaluation.beir import read_beir
+
+        if embed is None:
+            given = (
+                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
+            )
+            raise InputError(given, Parameter("embed"))
+        beir = read_beir(Path(queries))
         source = beir.queries
         query_names = beir.query_ids
         truth = truth or str(beir.qrels)
+        names = show or beir.ids
+        corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
     elif targets is None:
         raise InputError("expected a STORE, or a file of vectors to try methods on")
     is_store = targets is not None and ":" in targets
@@ -147,8 +158,6 @@ def evaluate(
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth), "truth")
-    if not is_store and show is not None:
-        require_file(Path(show), "names")
     query_model = embed
     if embedding(bank, embed) is not None:  # the queries may then be vectors
         query_model = embedding(source, embed)
@@ -158,18 +167,13 @@ def evaluate(
         others_embed = query_model is not None
         examples = bank_of(bank, answers, embed, others_embed=others_embed)
     gallery: Any
-    names: Any = show
-    if beir is not None and names is None:
-        names = beir.ids
-    if targets is None:
-        assert beir is not None, "otherwise targets are needed, see above"
-        assert embed is not None, "`_read_folder` has looked"
-        gallery = _embed_corpus(beir, embed, compute.progress)
-    elif is_store:
-        gallery = open_store(targets)
+    if is_store:
+        gallery = open_store(str(targets))
         names = names_of(gallery, show)
-    else:
+    elif targets is not None:
         gallery = as_vectors(targets, "targets")
+    elif corpus is not None:
+        gallery = corpus.vectors(None, compute.progress)
     return hubplugin.evaluate(
         gallery,
         examples,
@@ -182,22 +186,6 @@ def evaluate(
         metric=metric,
         compute=compute,
     )
-
-
-def _read_folder(path: str, embed: str | None) -> Beir:
-    """Read a BEIR folder. Raises InputError without the model of its texts."""
-    from hubplugin.evaluation.beir import read_beir
-
-    if embed is None:
-        given = f"{path!r} is a folder, as of BEIR: name the model of its texts by "
-        raise InputError(given, Parameter("embed"))
-    return read_beir(Path(path))
-
-
-def _embed_corpus(beir: Beir, embed: str, progress: Progress | None) -> Vectors:
-    """Return the vectors of the documents."""
-    corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
-    return corpus.vectors(None, progress)
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:

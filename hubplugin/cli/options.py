@@ -12,6 +12,8 @@ import typer
 
 from hubplugin.bank import Bank, holds_texts
 from hubplugin.errors import InputError
+from hubplugin.registry import open_store
+from hubplugin.store import Store
 
 StoreUrl = Annotated[
     str,
@@ -112,17 +114,33 @@ def bank_of(
     return Bank(bank, answers, embed=embed).look()
 
 
-def pairs_of(store: Any, field: str | None, embed: str | None) -> Bank | None:
-    """Return what is in a field of a store, as pairs; None where none is named."""
-    if field is None:
-        return None
-    return Bank.from_field(store, field, embed)
+def open_inputs(
+    store: str,
+    bank: str | None,
+    answers: str | None,
+    embed: str | None,
+    pairs_from: str | None,
+) -> tuple[Store, Bank, Bank | None]:
+    """Return a store, the bank, and the pairs that a field of the store holds.
+
+    Files are looked at first. Pairs are None if no field is named.
+    """
+    examples = bank_of(bank, answers, embed, others_embed=pairs_from is not None)
+    opened = open_store(store)
+    if pairs_from is None:
+        return opened, examples, None
+    return opened, examples, Bank.from_field(opened, pairs_from, embed)
 
 
-def parameters_of(method: str, settings: list[str] | None) -> dict[str, Any]:
-    """Return the settings of `method` by name, so that none can be taken for another argument of `apply`."""
+def parameters_of(method: str | None, settings: list[str] | None) -> dict[str, Any]:
+    """Return the settings of `method` by name.
+
+    They are checked here, so that none can be taken for another argument of `apply`.
+    """
     from hubplugin.methods import METHODS, build_method
 
+    if method is None:
+        return {}
     parameters: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")

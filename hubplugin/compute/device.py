@@ -55,7 +55,9 @@ def has_torch() -> bool:
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, a memory bound and a precision, for everything that computes.
+    """Where and how a job computes: on which device, in how much memory, how precisely.
+
+    Every function that computes takes it as `compute`; the default suits most machines.
 
     Attributes:
         device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy".

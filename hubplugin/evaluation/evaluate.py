@@ -51,7 +51,9 @@ def evaluate(
     seed: int = 0,
     compute: Compute = Compute(),
 ) -> Results:
-    """Measure recall and hubness of rankings, raw and corrected, on known answers.
+    """Measure whether a correction helps: recall and hubness, on queries with known answers.
+
+    A store is searched raw and corrected; arrays are ranked raw and by every method.
 
     All additive methods share one product of queries and targets. Memory holds the
     queries, one block of targets, and k rows a query and one offset a target for each

@@ -15,9 +15,9 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
     COMPARED,
-    DIRECTIONS,
     NEVER,
     RECALL,
+    SKEWNESS,
     WORST,
     Bar,
     Hub,
@@ -26,13 +26,9 @@ from hubplugin.results import (
     Row,
     Section,
     Step,
-    changes_of,
-    chart_occurrences,
-    decimal,
     describe_changes,
     list_hubs,
-    percent,
-    row_of,
+    tabulate,
 )
 
 SIGNIFICANT = 0.05
@@ -54,9 +50,9 @@ class Example:
 
     def row(self) -> Row:
         """Return the query, and what comes first in either search."""
-        sign = {"won": 1, "lost": -1}[self.outcome]
+        sign = 1 if self.outcome == "won" else -1
         firsts = [f"right: {self.right}", f"wrong: {self.wrong}"]
-        return Row((f"{self.outcome}: {self.query}",), DIRECTIONS[sign], firsts)
+        return Row((f"{self.outcome}: {self.query}",), sign, firsts)
 
 
 @dataclass(frozen=True)
@@ -179,22 +175,24 @@ class Results(Result):
 
     def page(self) -> Page:
         headline, sign = self._headline()
+        sides = [self.raw]
+        changes = Section("Won and lost")
         shown = self.shown
-        sides = [self.raw] if shown is None else [self.raw, shown]
-        labels = [side.label for side in sides]
+        if shown is not None and shown.versus_raw is not None:
+            sides.append(shown)
+            changes = self._count_changes(shown.versus_raw)
         sections = [self._compare(sides)]
+        steps = []
         if self.store is None:
             sections.append(self._list_methods())
-        sections.append(list_hubs(self.hubs, labels, self.k, self.anti_hubs))
-        if self.change is not None:
-            sections.append(self._count_changes(self.change))
-        steps = []
-        if self.store is not None and sign < 0:
+        elif sign < 0:
             steps.append(Step("searches are raw again", "remove"))
-        scene = [f"{self.queries:,} queries", f"{self.targets:,} targets", self.metric]
+        labels = [side.label for side in sides]
+        hubs = list_hubs(self.hubs, self.k, self.anti_hubs, searches=labels)
+        scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
-            scene.append(f"filter {self.condition}")
-        return Page(headline, DIRECTIONS[sign], " · ".join(scene), sections, steps)
+            scene += f" · filter {self.condition}"
+        return Page(headline, sign, scene, [*sections, hubs, changes], steps)
 
     def _count_changes(self, versus: Side) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
@@ -202,11 +200,11 @@ class Results(Result):
         won = Bar(f"{versus.won:,}", versus.won / most)
         lost = Bar(f"{versus.lost:,}", versus.lost / most)
         rows = [
-            Row(("won: the true target now comes first", won), DIRECTIONS[1]),
-            Row(("lost: it no longer does", lost), DIRECTIONS[-1]),
+            Row(("won: the true target now comes first", won), 1),
+            Row(("lost: it no longer does", lost), -1),
             *(example.row() for example in self.examples),
         ]
-        return Section("Won and lost", rows, ("", "queries"))
+        return Section("Won and lost", (), rows, ("", "queries"))
 
     def _headline(self) -> tuple[str, int]:
         """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
@@ -225,8 +223,7 @@ class Results(Result):
             says = "no usable method puts more true targets first than the raw search"
             return f"no correction; {says} beyond chance", 0
         says = "because it puts the most true targets first"
-        share = percent(shown.recall[1].value)
-        return f"best is {shown.label}, {says}: {share}", 1
+        return f"best is {shown.label}, {says}: {shown.recall[1].value:.1%}", 1
 
     @property
     def change(self) -> Side | None:
@@ -235,51 +232,46 @@ class Results(Result):
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the section that compares the raw search and the method shown."""
-        rows = changes_of(
-            {RECALL: self.change, "as foretold by the fit": self.forecast}
-        )
+        rows = tabulate({RECALL: self.change, "as foretold by the fit": self.forecast})
         for k in self.raw.recall:
             if k > 1 or self.change is None:
-                rows += row_of(f"R@{k}", *(side.recall[k].value for side in sides))
-        most_found = [side.most_found for side in sides]
+                rows += tabulate({f"R@{k}": [side.recall[k].value for side in sides]})
         hubness = [side.hubness for side in sides if side.hubness is not None]
-        rows += [
-            *row_of(WORST, *(side.worst for side in sides)),
-            *row_of("places of the top 1 %", *most_found),
-            *row_of(NEVER, *(each.anti_hub_share for each in hubness)),
-            *row_of("skewness", *(each.skewness for each in hubness), form=decimal),
-        ]
-        notes = [f"{sides[-1].label}."]
+        rows += tabulate(
+            {
+                WORST: [side.worst for side in sides],
+                "places of the top 1%": [side.most_found for side in sides],
+                NEVER: [each.anti_hub_share for each in hubness],
+                SKEWNESS: [each.skewness for each in hubness],
+            }
+        )
+        note = f"{sides[-1].label}."
         if self.correction is not None:
-            notes = [f"Active: {self.correction}."]
-        if self.best is not None and self.store is None:
-            notes.append("It was picked on these queries: new ones gain a little less.")
-        chart = chart_occurrences({side.label: side.occurrences for side in sides})
-        return Section("Raw and corrected", rows, COMPARED, chart, " ".join(notes))
+            note = f"Active: {self.correction}."
+        elif self.best is not None:
+            note += " It was picked on these queries: new ones gain a little less."
+        chart = {side.label: side.occurrences for side in sides}
+        return Section("Raw and corrected", (), rows, COMPARED, chart, note)
 
     def _list_methods(self) -> Section:
         """Return the section of every method, with the direction of its change."""
         k = max(self.raw.recall)
         rows = []
         for each in self.methods:
-            recall = each.recall[1].value
-            cells = [
-                each.label,
-                f"{100 * recall:.1f}",
-                f"{100 * (recall - self.raw.recall[1].value):+.1f}",
-                "" if each.adjusted_p is None else f"{each.adjusted_p:.3f}",
-                f"{100 * each.recall[k].value:.1f}",
-            ]
+            recall = 100 * each.recall[1].value
+            gain = recall - 100 * self.raw.recall[1].value
+            cells = [each.label, f"{recall:.1f}", f"{gain:+.1f}"]
+            cells.append("" if each.adjusted_p is None else f"{each.adjusted_p:.3f}")
+            cells.append(f"{100 * each.recall[k].value:.1f}")
             for figure in (each.median_rank, each.ndcg, each.skewness):
-                cells.append("" if figure is None else decimal(figure.value))
-            direction = None if each is self.raw else DIRECTIONS[each.sign]
-            rows.append(Row(cells, direction))
+                cells.append("" if figure is None else f"{figure.value:.2f}")
+            rows.append(Row(cells, None if each is self.raw else each.sign))
         columns = f"method R@1 gain p R@{k} rank nDCG skew".split()
         note = (
             "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
             f"nDCG: at {self.k}. skew: skewness."
         )
-        return Section("Every method", rows, columns, note=note)
+        return Section("Every method", (), rows, columns, note=note)
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:

@@ -29,13 +29,12 @@ from hubplugin.guard import (
     small_bank,
 )
 from hubplugin.jobs.health import is_in_bank, with_hubness
-from hubplugin.jobs.results import Applied, Refitted
+from hubplugin.jobs.results import Applied
 from hubplugin.jobs.versus import OldVersusNew
 from hubplugin.jobs.write import (
     ShardedStore,
     SpooledGallery,
     preview,
-    require_match,
     write,
     write_gallery,
 )
@@ -98,21 +97,17 @@ def apply(
         StoreError: the store cannot be read or written.
     """
     store = for_job(store)
-    _require_device(compute)
+    compute.torch_device()  # raises if it is not there, before anything is read
     if isinstance(bank, OffsetModel):
-        given = {"learn": learn, "executor": executor, **parameters}
-        if method != "blend":
-            given["method"] = method
-        for name, value in given.items():
-            if value is not None and value is not False:
-                raise InputError(
-                    "a fitted model has its bank and its method already: leave out ",
-                    Parameter(name),
-                )
-        require_match(bank, store)
-        if dry_run:
-            return replace(preview(store, bank, compute), notes=store.plan())
-        return write(store, bank, force=force, compute=compute)
+        beside = learn or parameters or executor
+        if beside or method != "blend":
+            raise InputError(
+                "a fitted model has its bank and its method already: leave out all but ",
+                Parameter("force"),
+                " and ",
+                Parameter("dry_run"),
+            )
+        return write(store, bank, compute=compute, force=force, dry_run=dry_run)
     require_executor(executor, shards)
     learn = read_learn_for(store, learn, method, executor)
     configuration = build_method(METHODS, method, parameters)
@@ -158,7 +153,7 @@ def refit(
     dry_run: bool = False,
     compute: Compute = Compute(),
     **parameters: Setting,
-) -> Refitted:
+) -> Applied:
     """Fit the active correction of a store anew on a newer bank; activate it unless it is worse than the old one.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank
@@ -188,7 +183,7 @@ def refit(
         raise StoreError(
             f"{store.url} has no active correction to fit anew; apply one first"
         )
-    _require_device(compute)
+    compute.torch_device()
     old = correction.model
     by_default = learn is None
     if learn is None:
@@ -226,8 +221,15 @@ def refit(
         notes.append(
             f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
         )
-    applied = vars(replace(done, notes=notes))
-    return Refitted(**applied, versus=versus)
+    return replace(done, notes=notes, versus=versus)
+
+
+UNEVEN = 1.4
+"""The worst hub is chance up to so many times the queries that find it by chance.
+
+Random vectors do not lie evenly. Of 4,096 of them in 2 to 384 dimensions the worst was
+found by up to 1.27 times as many of 300 to 2,500 queries, in real galleries with hubness
+mostly by 1.6 times and more."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +258,8 @@ class Fit:
         targets = sum(trial.raw.occurrences.values())
         chance = skewness_by_chance(trial.queries, OCCURRENCE, targets)
         usual = largest_by_chance(trial.queries, OCCURRENCE, targets)
-        worst = round(trial.raw.largest * trial.queries)
-        return trial.raw.skewness - chance < HUBBY and worst <= usual
+        worst = trial.raw.largest * trial.queries
+        return trial.raw.skewness < chance + HUBBY and worst <= UNEVEN * usual
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ class Job:
         store, model = self.store, fit.model
         before = store.correction() if model.query_map is None else None
         if self.dry_run:
-            done = replace(preview(store, model, bank.compute), notes=store.plan())
+            done = preview(store, model, bank.compute)
         else:
             done = write_gallery(store, model, gallery, bank.compute, self.force)
         notes = [*done.notes]
@@ -374,12 +376,6 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
             new = as_it_is(fit.model)
     margins = cross_validate([uncorrected, as_it_is(old), new], bank, folds)
     return OldVersusNew.of(margins, old, fit.method, len(bank.query_bank))
-
-
-def _require_device(compute: Compute) -> None:
-    """Raise InputError for a device that is not there, before a gallery is read."""
-    if compute.device not in ("auto", "numpy"):
-        compute.torch_device()
 
 
 def read_learn_for(
@@ -441,9 +437,8 @@ def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method
 
     Parameters that the method chooses by default are left out, so it chooses them anew.
     """
-    parameters = model.parameters
-    if model.method in METHODS:
-        for name, field in METHODS[model.method].model_fields.items():
-            if field.default in (None, "auto"):
-                parameters = {key: parameters[key] for key in parameters if key != name}
+    parameters = dict(model.parameters)
+    for name, field in METHODS[model.method].model_fields.items():
+        if field.default in (None, "auto"):
+            parameters.pop(name, None)
     return build_method(METHODS, model.method, parameters | changes)

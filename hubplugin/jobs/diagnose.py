@@ -21,22 +21,17 @@ from hubplugin.causes import (
     check_model,
     check_shift,
 )
-from hubplugin.compute import Compute, TopK, search
-from hubplugin.errors import InputError, Parameter
+from hubplugin.compute import Compute
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
+from hubplugin.jobs.hubs import LISTED, find_hubs, find_targets
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import show_lesson, show_trial
-from hubplugin.learning import (
-    LearnedMap,
-    Teachers,
-    learn_query_map,
-    read_learn,
-)
+from hubplugin.learning import LearnedMap, Teachers, learn_query_map, read_learn
 from hubplugin.measures.hubness import (
     Hubness,
+    anti_hub_share,
     count_targets,
-    hubs,
     k_occurrence,
     most_found,
     never_found_by_chance,
@@ -47,20 +42,15 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
 from hubplugin.results import (
     CORRECTED,
-    DIRECTIONS,
     Hub,
-    Misled,
     Page,
     Result,
     Section,
     Step,
     list_hubs,
-    percent,
     points,
-    rows_of,
 )
 from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE, require_enough
@@ -76,9 +66,6 @@ logger = logging.getLogger(__name__)
 
 QUERIES, TARGETS = 500, 2_000
 """Queries and targets that are looked at, drawn at random: shares come out to within 2 points."""
-
-LISTED = 20
-"""How many hubs, and targets that are never found, are named."""
 
 
 @dataclass(frozen=True)
@@ -161,42 +148,40 @@ class Diagnosis(Result):
         headline = self.verdict
         if not self.causes:
             headline += f"; the default correction would {trial.outlook()}"
-        notes = list(trial.notes)
-        searches = ["raw"]
-        if self.hubs and CORRECTED in self.hubs[0].found_by:
-            searches.append(CORRECTED)
+        lesson = [] if self.lesson is None else [show_lesson(self.lesson)]
         sections = [
-            Section("What was seen", rows_of(*self._seen())),
-            list_hubs(self.hubs, searches, self.hubness.k, self.anti_hubs, self.shown),
-            Section("Is it something else?", [each.row() for each in self.findings]),
+            Section("What was seen", self._seen()),
+            list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
+            Section("Is it something else?", [*map(str, self.findings)]),
             show_trial(trial, "A correction would change"),
+            *lesson,
+            Section("Worth knowing", trial.notes),
         ]
-        if self.lesson is not None:
-            sections.append(show_lesson(self.lesson))
-        sections.append(Section("Worth knowing", rows_of(*notes)))
-        scene = f"{self.targets:,} targets · {self.queries:,} queries"
-        scene += " · nothing was changed"
+        scene = (
+            f"{self.targets:,} targets · {self.queries:,} queries · nothing was changed"
+        )
         sign = 0 if self.hubby else 1
         if self.causes or (self.hubby and trial.helps is False):
             sign = -1
-        return Page(headline, DIRECTIONS[sign], scene, sections, self._next())
+        return Page(headline, sign, scene, sections, self._next())
 
     def _next(self) -> list[Step]:
         """Return what to do: first what is wrong besides, then what would gain."""
         steps = [Step(each.says, text=each.advice) for each in self.causes]
-        if self.trial.objections or steps or not (self.hubby or self.helps):
+        trial = self.trial
+        if trial.objections or steps or not (self.hubby or trial.helps):
             return steps
         gain = "whether more right answers come first is not known without --answers"
-        if self.trial.right is not None:
-            gain = f"{points(self.trial.right.change)} points of R@1, held out"
+        if trial.right is not None:
+            gain = f"{points(trial.right.change)} points of R@1, held out"
         steps.append(Step(gain, "apply"))
         if self.lesson is not None:
             learned = points(self.lesson.other.change)
             brings = f"{learned} points over the offsets alone, held out"
-            steps.append(Step(brings, "apply", ["learn"]))
-        elif self.trial.right is not None:
+            steps.append(Step(brings, "apply", learn=True))
+        elif trial.right is not None:
             brings = "measures what a map of the query would bring, which answers teach"
-            steps.append(Step(brings, "diagnose", ["learn"]))
+            steps.append(Step(brings, "diagnose", learn=True))
         return steps
 
     def _seen(self) -> list[str]:
@@ -204,12 +189,14 @@ class Diagnosis(Result):
         k = self.hubness.k
         most = most_found(self.targets)
         usual = k * self.queries / self.targets
+        filled = self.most_found
+        never = self.never_found
         return [
-            f"{most:,} targets ({percent(most / self.targets)}) fill {percent(self.most_found.share)} of the first {k} "
-            f"places; {percent(self.most_found.by_chance)} would be chance",
-            f"the one that comes back most is found by {self.hubness.largest:,} queries; an even share would be "
-            f"{usual:.1f}",
-            f"{percent(self.never_found.share)} are found by no query (chance {percent(self.never_found.by_chance)}); "
+            f"{most:,} targets ({most / self.targets:.1%}) fill {filled.share:.1%} of the "
+            f"first {k} places; {filled.by_chance:.1%} would be chance",
+            f"the one that comes back most is found by {self.hubness.largest:,} queries; an "
+            f"even share would be {usual:.1f}",
+            f"{never.share:.1%} are found by no query (chance {never.by_chance:.1%}); "
             f"skewness {self.hubness.skewness:.2f} (chance {self.chance:.2f})",
         ]
 
@@ -219,194 +206,101 @@ def diagnose(
     bank: BankLike,
     *,
     metric: Metric | str | None = None,
-    learn: bool = False,
+    learn: bool | Bank = False,
     compute: Compute = Compute(),
     seed: int = 0,
     show: str | Naming | None = None,
 ) -> Diagnosis:
-    """Say how hubby a gallery is for some queries, and whether these queries as a bank would mend it.
+    """Say how hubby a gallery is for some queries, and whether a correction would help.
 
     Nothing is changed.
 
     Args:
         targets: [n, d], or a store.
-        bank: example queries, as for `hubplugin.fit` or, with a store, for `hubplugin.apply`.
+        bank: example queries, as for `hubplugin.fit` or, with a store, for
+            `hubplugin.apply`.
         metric: by default the metric of the store, else cosine.
-        learn: also say what a query map would gain (docs/learning.md). The answers of the bank teach it, or the
-            recorded clicks of a store; it needs at least 50 distinct pairs.
+        learn: also say what a query map would gain (docs/learning.md). With True the
+            answers of the bank teach it, or the recorded clicks of a store; it needs at
+            least 50 distinct pairs. Or the pairs that teach, as in `hubplugin.apply`.
         compute: device, memory and progress.
         seed: the seed of the samples.
         show: what hubs are called by: a field of the targets in a store, a file of texts
-            by id (.txt, where line i belongs to the id i, or .json), or a function from ids
-            (rows where `targets` is no store) to texts. By default a field that is plainly
-            a title or text.
+            by id (.txt, where line i belongs to the id i, or .json), or a function from
+            ids (rows where `targets` is no store) to texts. By default a field that is
+            plainly a title or text.
 
     Raises:
         InputError: an argument cannot be used.
     """
-    chosen = Metric.parse(
-        metric if metric is not None else getattr(targets, "metric", Metric.COSINE)
-    )
-    if isinstance(learn, Bank):
-        raise InputError(
-            Parameter("learn"),
-            ": expected True or False; apply(..., dry_run=True) tries pairs",
-        )
+    if metric is None:
+        metric = getattr(targets, "metric", Metric.COSINE)
+    chosen = Metric.parse(metric)
+    examples = Bank.of(bank)
+    store = None
     if isinstance(targets, Store):
-        read_learn_for(targets, learn, "blend")
+        store = targets
+        learn = read_learn_for(targets, learn, "blend")
+        examples = bank_for(targets, bank, learn is not False)
     else:
-        read_learn(learn, "blend", chosen, targets)
-    examples = (
-        bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
-    )
-    prepared = examples.prepare(chosen, compute, targets)
-    require_enough(len(prepared.distinct))  # before the gallery is read
-    prepared = prepared.against(targets)
+        learn = read_learn(learn, "blend", chosen, targets)
+    teachers = Teachers.read(examples, learn, None, chosen, compute, targets)
+    require_enough(len(teachers.bank.distinct))  # before the gallery is read
+    teachers = teachers.against(targets)
+    prepared = teachers.bank
     gallery = prepared.require_targets()
-    queries = len(prepared.query_bank)
-    logger.info("diagnosing %d targets by %d queries", gallery.rows, queries)
-    top = TopK(OCCURRENCE)
-    search(prepared.query_bank, gallery, chosen, compute, top, label="finding the hubs")
-    nearest = top.rows[0]
-    occurrence = k_occurrence(nearest, gallery.rows)
-    causes = find_causes(prepared, nearest, seed)
+    count = gallery.rows
+    asked = prepared.query_bank
+    queries = len(asked)
+    logger.info("diagnosing %d targets by %d queries", count, queries)
+    nearest = find_targets(prepared, asked, "finding the hubs")
+    occurrence = k_occurrence(nearest, count)
+    findings = find_causes(prepared, nearest, seed)
     default = METHODS["blend"]()
     trial = judge_by(prepared, default.resolve(prepared), seed)
-    lesson = learn_query_map(default, Teachers(prepared)) if learn else None
-    model = None
-    if lesson is not None:
+    found = {"raw": nearest.tolist()}
+    lesson = model = None
+    if learn is not False:
+        lesson = learn_query_map(default, teachers)
         model = lesson.model
     elif not trial.objections:
         model = default.fit(prepared)
-    named = names_of(targets, show)
-    hubs = _find_hubs(targets, prepared, examples, nearest, model, named)
-    logger.info("diagnosed")
+    if model is not None:
+        label = "searching corrected"
+        found[CORRECTED] = find_targets(prepared, asked, label, model).tolist()
+    names = names_of(targets, show)
+
+    def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
+        ids = _ids_of(targets, original_rows(gallery)[rows])
+        return ids, display_names(ids, names)
+
+    rows = np.arange(queries) if prepared.rows is None else prepared.rows
+    called = [call_query(examples, row) for row in rows.tolist()]
+    right = None
+    if prepared.pairs is None and prepared.clicks is not None:
+        right = prepared.clicks.tolist()
     never = pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
-    never_ids = _ids_of(targets, original_rows(gallery)[never])
-    count = gallery.rows
     k = min(OCCURRENCE, count)
-    return Diagnosis(
-        store=targets.url if isinstance(targets, Store) else None,
+    most = share_of_most_found_by_chance(queries, k, count)
+    diagnosis = Diagnosis(
+        store=None if store is None else store.url,
         targets=count,
         queries=queries,
         hubness=Hubness.of(occurrence, k),
-        most_found=ShareAndChance(
-            share_of_most_found(occurrence),
-            share_of_most_found_by_chance(queries, k, count),
-        ),
+        most_found=ShareAndChance(share_of_most_found(occurrence), most),
         never_found=ShareAndChance(
-            float(np.mean(occurrence == 0)), never_found_by_chance(queries, k, count)
+            anti_hub_share(occurrence), never_found_by_chance(queries, k, count)
         ),
-        hubs=hubs,
-        anti_hubs=display_names(never_ids, named),
-        findings=causes,
+        hubs=find_hubs(found, describe, called, right),
+        anti_hubs=describe(never.tolist())[1],
+        findings=findings,
         trial=trial,
         occurrences=count_targets(occurrence),
         lesson=lesson,
-        shown=getattr(named, "field", None),
+        shown=getattr(names, "field", None),
     )
-
-
-MISLED = 3
-"""Queries that a hub is shown with."""
-
-
-def _find_hubs(
-    targets: object,
-    bank: PreparedBank,
-    asked: Bank,
-    nearest: np.ndarray,
-    model: OffsetModel | None,
-    names: Naming | None,
-) -> list[Hub]:
-    """Return the targets found most often, with queries for which they come first.
-
-    Args:
-        targets: The store, or vectors.
-        bank: The queries and the gallery.
-        asked: The bank as it was given, with the texts of the queries.
-        nearest: The rows that each query finds, best first, [m, k].
-        model: The correction; None if the guard objects to it, so hubs have no `misled`.
-        names: What targets are called.
-    """
-    gallery = bank.require_targets()
-    lists = {"raw": nearest}
-    if model is not None:
-        lists[CORRECTED] = _search_corrected(bank, model)
-    counts = {label: k_occurrence(rows, gallery.rows) for label, rows in lists.items()}
-    most = np.concatenate([hubs(each, LISTED) for each in counts.values()])
-    rows = [*dict.fromkeys(most.tolist())]
-    first = nearest[:, 0]
-    after = lists.get(CORRECTED, nearest)[:, 0]
-    right = bank.clicks if bank.pairs is None else None
-    misled = {row: _pick_misled(row, first, after, right) for row in rows}
-    places = [place for places in misled.values() for place in places]
-    shown = [*dict.fromkeys([*rows, *after[places].tolist()])]
-    ids = _ids_of(targets, original_rows(gallery)[shown])
-    id_of = dict(zip(shown, ids, strict=True))
-    name_of = dict(zip(shown, display_names(ids, names), strict=True))
-
-    def tell(place: int) -> Misled:
-        found = int(after[place])
-        is_right = None if right is None else bool(right[place] == found)
-        name = name_of[found].removesuffix(f" [{id_of[found]}]")
-        return Misled(call_query(asked, place), name, is_right)
-
-    return [
-        Hub(
-            id_of[row],
-            name_of[row],
-            {label: int(each[row]) for label, each in counts.items()},
-            [tell(place) for place in misled[row]] if model is not None else [],
-        )
-        for row in rows
-    ]
-
-
-def _pick_misled(
-    hub: int, first: np.ndarray, after: np.ndarray, right: np.ndarray | None
-) -> list[int]:
-    """Return up to `MISLED` queries for which the target in row `hub` comes first.
-
-    Queries that a correction answers rightly come before those that it only changes. A
-    query whose right answer is the hub is not misled; without known answers, only
-    queries that a correction changes are.
-
-    Args:
-        hub: The row of the target.
-        first, after: The row that each query finds first, raw and corrected [m].
-        right: The row of the right answer to each query, -1 if unknown [m].
-    """
-    is_misled = (first == hub) & (after != hub)
-    rank = np.where(after != hub, 1, 2)
-    if right is not None:
-        is_misled = (first == hub) & (right >= 0) & (right != hub)
-        rank[after == right] = 0
-    order = np.argsort(rank, kind="stable")
-    return list(order[is_misled[order]][:MISLED].tolist())
-
-
-def _search_corrected(bank: PreparedBank, model: OffsetModel) -> np.ndarray:
-    """Return the rows that bank queries find under `model`, best first: [m, k]."""
-    gallery = bank.require_targets()
-    offsets = model.fitted
-    if offsets is None or len(offsets) != gallery.rows:
-        offsets = model.offsets(gallery, compute=bank.compute.without_progress)
-    queries = bank.query_bank
-    if model.query_map is not None:
-        queries = model.query_map(queries)
-    top = TopK(OCCURRENCE)
-    search(
-        queries,
-        gallery,
-        bank.metric,
-        bank.compute,
-        top,
-        offsets=offsets[None],
-        label="searching corrected",
-    )
-    corrected: np.ndarray = top.rows[0]
-    return corrected
+    logger.info("diagnosed")
+    return diagnosis
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
@@ -433,16 +327,11 @@ def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Find
     drawn = np.sort(rng.permutation(len(nearest))[:QUERIES])
     targets = draw_sample(gallery, TARGETS, bank.metric, rng)
     rows, place = np.unique(nearest[drawn], return_inverse=True)
-    place = place.reshape(-1, nearest.shape[1])
-    vectors = take_rows(gallery, rows, bank.metric)
+    found = take_rows(gallery, rows, bank.metric)[place.reshape(-1, nearest.shape[1])]
     queries = bank.query_bank[drawn]
-    # Half the mean squared distance between two targets.
-    variance = float(targets.var(axis=0, dtype=np.float64).sum())
-    found = np.linalg.norm(vectors, axis=1)[place.reshape(-1)]
-    lengths = np.linalg.norm(targets, axis=1)
     return [
         check_model(queries, targets, bank.metric, compute, rng),
         check_shift(queries, targets),
-        check_copies(place, vectors, variance),
-        check_lengths(found, lengths, bank.metric),
+        check_copies(found, targets),
+        check_lengths(found, targets, bank.metric),
     ]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import astuple, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
-from hubplugin.compute import Compute, TopK, search
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.naming import Naming, display_names, names_of
-from hubplugin.jobs.results import HUBS, HubnessNow, Inspection
+from hubplugin.jobs.hubs import count_found, find_hubs, find_targets
+from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
+from hubplugin.jobs.results import HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, compare, require_match
 from hubplugin.measures.hubness import (
     add_never_found,
@@ -26,12 +26,10 @@ from hubplugin.measures.hubness import (
     skewness_by_chance,
 )
 from hubplugin.measures.significance import Side
-from hubplugin.metric import Metric, normalise
 from hubplugin.model import HubnessAtFit, OffsetModel
-from hubplugin.results import NAMED, Hub
+from hubplugin.results import CORRECTED, NAMED
 from hubplugin.store import Correction, Id, Store, for_job, read_recorded
 from hubplugin.validation import OCCURRENCE
-from hubplugin.vectors import Directed, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +76,12 @@ def inspect(
     if correction is not None:
         model = correction.model
         require_match(model, store)  # a store made anew may have other vectors
+        searches = active and queries > 0
         asked = None
-        if active and queries:
+        if searches:
             asked = _read_live_queries(store, correction, live, compute)
         fields = _compare_offsets(store, model, compute)
-        if asked is not None:
+        if searches:
             fields |= _count_hubs(store, model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
     return Inspection(
@@ -123,42 +122,56 @@ def _compare_offsets(
     }
 
 
+@dataclass(frozen=True)
+class LiveQueries:
+    """Queries that people ask now and the bank lacks, in random order.
+
+    vectors: [m, d], prepared as those in the bank are. names: What they are called [m].
+    right: The id of the target that was clicked most for each [m], -1 for none.
+    """
+
+    vectors: np.ndarray
+    names: Sequence[str]
+    right: Sequence[Id]
+
+
 def _read_live_queries(
     store: Store, correction: Correction, live: BankLike | None, compute: Compute
-) -> np.ndarray:
-    """Return a sample of the live queries [m, d], prepared as those in the bank are.
-
-    Queries that are in the bank are left out: they say nothing new.
+) -> LiveQueries | None:
+    """Return a sample of the live queries; None if nothing is recorded.
 
     Raises:
         InputError: The live queries come with answers, or cannot be used.
     """
     model = correction.model
-    recorded: Vectors | None
     if live is not None:
         bank = Bank.of(live, "live queries")
         if bank.answers is not None:
             raise InputError(
-                "live queries are searched without answers; evaluate measures R@1 on known ones"
+                "live queries are searched without answers; evaluate measures R@1 on "
+                "known ones"
             )
-        recorded = bank.vectors(store, compute.progress)
-    elif correction.made is not None:
-        since = datetime.fromisoformat(correction.made).timestamp()
-        recorded = read_recorded(store, since)
     else:
-        recorded = read_recorded(store)
-    if recorded is None:
-        return np.zeros((0, model.dim), np.float32)
-    vectors = Directed.of(recorded, model.metric)
-    drawn = np.random.default_rng().permutation(vectors.rows)[: 2 * SEEN]
-    sample = vectors.select(np.sort(drawn))
-    if model.metric is Metric.COSINE:
-        sample = normalise(sample, vectors.name)
-    unseen: np.ndarray = sample[~is_in_bank(model, sample)]
-    if live is not None and len(unseen) < FEWEST_LIVE:
-        message = "of the live queries %d are not in the bank, and %d are needed: the bank's are looked at"
-        logger.warning(message, len(unseen), FEWEST_LIVE)
-    return unseen
+        since = None
+        if correction.made is not None:
+            since = datetime.fromisoformat(correction.made).timestamp()
+        recorded = read_recorded(store, since)
+        if recorded is None:
+            return None
+        bank = Bank(recorded, recorded.answers)
+    asked = bank.prepare(model.metric, compute, store)
+    drawn = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
+    new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
+    if live is not None and len(new) < FEWEST_LIVE:
+        message = (
+            "of the live queries %d are not in the bank, and %d are needed: the bank's are "
+            "looked at"
+        )
+        logger.warning(message, len(new), FEWEST_LIVE)
+    rows = new if asked.rows is None else asked.rows[new]
+    names = [call_query(bank, row) for row in rows.tolist()]
+    right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
+    return LiveQueries(asked.query_bank[new], names, right)
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
@@ -178,58 +191,53 @@ def _as_keys(rows: np.ndarray) -> list[bytes]:
 def _count_hubs(
     store: Store,
     model: OffsetModel,
-    live: np.ndarray,
+    live: LiveQueries | None,
     queries: int,
     names: Naming | None,
     compute: Compute,
 ) -> dict[str, Any]:
     """Return the fields of an inspection that need searches: `drift` and `hubness`.
 
-    `queries` of the `live` queries [m, d] are searched for, or of the bank's if the live
-    ones are fewer than `FEWEST_LIVE`.
+    `queries` of the `live` queries are searched for, or of the bank's if the live ones are
+    fewer than `FEWEST_LIVE`.
     """
-    rng = np.random.default_rng()
     bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
     fields: dict[str, Any] = {}
-    is_live = len(live) >= FEWEST_LIVE
-    if is_live and len(at_fit) >= FEWEST_LIVE:
-        fields["drift"] = own_share(live, at_fit, compute, rng)
+    is_live = live is not None and len(live.vectors) >= FEWEST_LIVE
     searched = pick_evenly(bank, queries)
-    if is_live:
-        searched = rng.permutation(live)[:queries]
+    called: Sequence[str] = ()
+    right = None
+    if live is not None and is_live:
+        searched = live.vectors[:queries]
+        called = live.names
+        right = live.right
+        if len(at_fit) >= FEWEST_LIVE:
+            rng = np.random.default_rng()
+            fields["drift"] = own_share(live.vectors, at_fit, compute, rng)
     count = store.count()
     # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
         return fields
-    raw = _count_hits(store.search(searched, OCCURRENCE, raw=True).ids)
-    corrected = _count_hits(store.search(searched, OCCURRENCE).ids)
-    most_found = [*raw.most_common(HUBS), *corrected.most_common(HUBS)]
-    ids = [*dict.fromkeys(target for target, _ in most_found)]
-    occurrence_raw = add_never_found(np.array([*raw.values()]), count)
-    occurrence = add_never_found(np.array([*corrected.values()]), count)
+    found = {
+        "raw": store.search(searched, OCCURRENCE, raw=True).ids,
+        CORRECTED: store.search(searched, OCCURRENCE).ids,
+    }
+    occurrence = {}
+    for label, ids in found.items():
+        times = np.array([*count_found(ids).values()])
+        occurrence[label] = add_never_found(times, count)
     fields["hubness"] = HubnessNow(
         len(searched),
         is_live,
-        skewness(occurrence_raw),
-        skewness(occurrence),
+        skewness(occurrence["raw"]),
+        skewness(occurrence[CORRECTED]),
         skewness_by_chance(len(searched), OCCURRENCE, count),
         model.hubness_at_fit,
-        [
-            Hub(target, name, {"raw": raw[target], "corrected": corrected[target]})
-            for target, name in zip(ids, display_names(ids, names), strict=True)
-        ],
-        {
-            "raw": count_targets(occurrence_raw),
-            "corrected": count_targets(occurrence),
-        },
+        find_hubs(found, lambda ids: (ids, display_names(ids, names)), called, right),
+        {label: count_targets(each) for label, each in occurrence.items()},
     )
     return fields
-
-
-def _count_hits(found: Iterable[Iterable[Id]]) -> Counter[Id]:
-    """Return how many queries find each target."""
-    return Counter(target for ids in found for target in ids)
 
 
 def with_hubness(
@@ -242,25 +250,13 @@ def with_hubness(
         bank: The bank that it was fitted on, with the gallery.
         right: The forecast of R@1; None without known answers.
     """
-    targets = bank.require_targets()
+    count = bank.require_targets().rows
     queries = pick_evenly(model.terms[0].bank, QUERIES)
-    if len(queries) < 2 or targets.rows <= OCCURRENCE:
+    if len(queries) < 2 or count <= OCCURRENCE:
         return model
-    offsets = model.fitted
-    if offsets is None or len(offsets) != targets.rows:  # which lack zero vectors
-        offsets = model.offsets(targets, compute=bank.compute.without_progress)
-    # One pass over the targets serves both searches: the first half is ranked raw, the
-    # second corrected.
-    asked = np.concatenate([queries, queries])
-    if model.query_map is not None:
-        asked[len(queries) :] = model.query_map(queries)
-    both = np.stack([np.zeros_like(offsets), offsets])
-    top = TopK(OCCURRENCE)
-    compute = bank.compute
     label = "counting hubs"
-    search(asked, targets, model.metric, compute, top, offsets=both, label=label)
-    raw = k_occurrence(top.rows[0][: len(queries)], targets.rows)
-    corrected = k_occurrence(top.rows[1][len(queries) :], targets.rows)
+    raw = k_occurrence(find_targets(bank, queries, label), count)
+    corrected = k_occurrence(find_targets(bank, queries, label, model), count)
     forecast = None
     if right is not None:
         forecast = [right.before, right.after, *astuple(right.change)]
@@ -268,7 +264,7 @@ def with_hubness(
         len(queries),
         skewness(raw),
         skewness(corrected),
-        skewness_by_chance(len(queries), OCCURRENCE, targets.rows),
+        skewness_by_chance(len(queries), OCCURRENCE, count),
         float(corrected.max() / len(queries)),
         forecast,
     )

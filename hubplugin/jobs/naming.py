@@ -1,19 +1,18 @@
-"""What targets and queries are called: by a field in the store, by a file, or by the texts of a bank."""
+"""What targets and queries are called: by a field in the store, a file, or the texts of a bank."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hubplugin.bank import Bank
 from hubplugin.errors import InputError, Parameter
-from hubplugin.results import shorten
 from hubplugin.store import Id, Store
 from hubplugin.vectors import require_file
 
-Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
+Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[Any]]
 """Texts of some targets, by their ids; None for one that has none."""
 
 PLAIN = ("title", "name", "text", "document", "page_content")
@@ -27,32 +26,31 @@ LONGEST = 80
 
 
 class FieldNames:
-    """The texts in a `field` of the targets in `store`.
+    """The values in a `field` of the targets in `store`.
 
-    If `field` is None, the first call sets it to the first of `PLAIN` that targets have.
+    If `field` is None, it becomes the first of `PLAIN` that targets have. Once some target
+    has the field, others may lack it.
     """
+
+    found = False
 
     def __init__(self, store: Store, field: str | None = None):
         self.store = store
         self.field = field
 
-    def __call__(self, ids: Sequence[Id]) -> Sequence[str | None]:
+    def __call__(self, ids: Sequence[Id]) -> Sequence[Any]:
         targets = self.store.read_fields(ids)
         known = {name for target in targets for name in target}
         if self.field is None:
             self.field = next((name for name in PLAIN if name in known), None)
-        elif known and self.field not in known:
+        elif self.field not in known and not self.found:
             raise InputError(
-                f"{self.store.url}: no target has a field {self.field!r}; "
-                f"there are {', '.join(sorted(known))}"
-            )
-        elif not known:
-            raise InputError(
-                f"{self.store.url}: there are no fields, so that {self.field!r} is none: pass a file as ",
+                f"{self.store.url}: no target has a field {self.field!r}; there are "
+                f"{', '.join(sorted(known)) or 'none'}; pass another, or a file, as ",
                 Parameter("show"),
             )
-        texts = [target.get(self.field or "") for target in targets]
-        return [None if text is None else str(text) for text in texts]
+        self.found |= self.field in known
+        return [target.get(self.field or "") for target in targets]
 
 
 def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
@@ -65,9 +63,8 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
     """
     if callable(show):
         return show
-    if show is not None and (Path(show).is_file() or show.endswith(FILES)):
-        return read_names(show)
-    if isinstance(source, Store):
+    is_file = show is not None and (Path(show).is_file() or show.endswith(FILES))
+    if isinstance(source, Store) and not is_file:
         return FieldNames(source, show)
     return None if show is None else read_names(show)
 
@@ -76,18 +73,23 @@ def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """Return each target's name with its id behind, or its id alone if it has no name."""
     texts = [None] * len(ids) if names is None or not ids else names(ids)
     return [
-        str(key) if name is None else f"{shorten(name, LONGEST)} [{key}]"
+        str(key) if name is None else f"{shorten(name)} [{key}]"
         for key, name in zip(ids, texts, strict=True)
     ]
 
 
 def call_query(bank: Bank, row: int) -> str:
     """Return the text of the query in a row of `bank`, or its row if it has no text."""
-    texts = getattr(bank.queries, "texts", None)
-    if bank.texts is not None:
-        texts = bank.texts.texts
+    source = bank.queries if bank.texts is None else bank.texts
+    texts = getattr(source, "texts", None)
     text = None if texts is None else texts[row]
-    return f"query {row}" if text is None else f"“{shorten(text, LONGEST)}”"
+    return f"query {row}" if text is None else f"“{shorten(text)}”"
+
+
+def shorten(text: object) -> str:
+    """Return a text in one line, cut to `LONGEST` characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
 def read_names(source: str) -> Naming:
@@ -103,14 +105,10 @@ def read_names(source: str) -> Naming:
     except (OSError, ValueError) as error:
         raise InputError(f"names: cannot read {str(path)!r}: {error}") from None
     if isinstance(texts, list):
-        text_of = {str(row): item for row, item in enumerate(texts)}
-    elif isinstance(texts, dict):
-        text_of = texts
-    else:
+        texts = {str(row): item for row, item in enumerate(texts)}
+    if not isinstance(texts, dict):
         raise InputError(
-            f"names: {str(path)!r} holds {type(texts).__name__}; expected a list, or texts by id"
+            f"names: {str(path)!r} holds {type(texts).__name__}; expected a list, or "
+            "texts by id"
         )
-    return lambda ids: [
-        None if text_of.get(str(item)) is None else str(text_of[str(item)])
-        for item in ids
-    ]
+    return lambda ids: [texts.get(str(id)) for id in ids]

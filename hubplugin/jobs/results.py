@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import computed_field
@@ -17,10 +17,10 @@ from hubplugin.model import HubnessAtFit, OffsetModel, describe_method
 from hubplugin.results import (
     COMPARED,
     CORRECTED,
-    DIRECTIONS,
     NAMED,
     NEVER,
     RECALL,
+    SKEWNESS,
     WORST,
     Hub,
     Page,
@@ -28,14 +28,9 @@ from hubplugin.results import (
     Row,
     Section,
     Step,
-    changes_of,
-    chart_occurrences,
-    decimal,
     describe_changes,
     list_hubs,
-    percent,
-    row_of,
-    rows_of,
+    tabulate,
 )
 from hubplugin.store import Correction, Id
 from hubplugin.validation import OCCURRENCE, Figures
@@ -52,20 +47,22 @@ class InvalidVectors:
     named: dict[int | str, str] = field(default_factory=dict)
 
     def note(
-        self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray
+        self, ids: Sequence[int | str], lengths: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Count the targets in `rows` of a batch of `ids` and `vectors`, and name some."""
+        """Count the targets in `rows` of a batch, and name some.
+
+        ids: Those of the batch [b]. lengths: The lengths of its vectors [b].
+        """
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
-            length = float(np.linalg.norm(vectors[row].astype(np.float64)))
+            length = lengths[row]
             reason = f"length {length:.4g}" if np.isfinite(length) else "not finite"
             self.named[ids[row]] = reason
 
     def __str__(self) -> str:
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        more = self.count - len(self.named)
-        if more:
-            which += f" and {more} more"
+        if self.count > len(self.named):
+            which += f" and {self.count - len(self.named)} more"
         return (
             f"{self.count} with vectors that the model cannot judge, those of length 0 "
             f"have the offset 0, others its smallest: {which}"
@@ -78,53 +75,48 @@ class InvalidVectors:
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     """Return a warning if the queries `asked` before look like wrong clicks, else ""."""
-    if asked is None or other is None:
-        return ""
-    if not look_like_wrong_clicks(asked, other):
+    if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
         f" Asked before are {asked.queries:,} {asked.what}, right for "
-        f"{percent(asked.before)} while the rest is right for {percent(other.before)}: "
+        f"{asked.before:.1%} while the rest is right for {other.before:.1%}: "
         "they look like wrong clicks, and say little."
     )
 
 
-def rows_of_hubness(sides: Sequence[Figures]) -> list[Row]:
+def tabulate_hubness(*sides: Figures) -> list[Row]:
     """Return the rows of the measures of hubness, with a cell for each of `sides`."""
-    return [
-        *row_of(WORST, *(side.largest for side in sides)),
-        *row_of(NEVER, *(side.never for side in sides)),
-        *row_of("skewness", *(side.skewness for side in sides), form=decimal),
-    ]
+    return tabulate(
+        {
+            WORST: [side.largest for side in sides],
+            NEVER: [side.never for side in sides],
+            SKEWNESS: [side.skewness for side in sides],
+        }
+    )
 
 
 def show_trial(trial: Trial, title: str) -> Section:
     """Return the section, called `title`, of what the guard's `trial` measured."""
-    raw = trial.raw
-    rows = [
-        *changes_of({RECALL: trial.right, "asked before (R@1)": trial.asked}),
-        *rows_of_hubness((raw, trial)),
-    ]
+    changes = tabulate({RECALL: trial.right, "asked before (R@1)": trial.asked})
+    rows = changes + tabulate_hubness(trial.raw, trial)
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
     note += doubt_clicks(trial.asked, trial.right)
-    parts = {"raw": raw.occurrences, CORRECTED: trial.occurrences}
-    return Section(title, rows, COMPARED, chart_occurrences(parts), note)
+    chart = {"raw": trial.raw.occurrences, CORRECTED: trial.occurrences}
+    return Section(title, (), rows, COMPARED, chart, note)
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
     """Return the section of what a query map gains over the offsets alone."""
-    rows = changes_of(
-        {"not asked before (R@1)": lesson.other, "asked before (R@1)": lesson.asked}
-    )
+    asked = {"asked before (R@1)": lesson.asked}
+    rows = tabulate({"not asked before (R@1)": lesson.other, **asked})
     columns = ("", "offsets", "and map", COMPARED[3])
-    note = " ".join(f"{line}." for line in lesson.notes)
-    note += doubt_clicks(lesson.asked, lesson.other)
-    return Section("A map of the query would change", rows, columns, note=note)
+    note = ". ".join([*lesson.notes, ""])
+    return Section("A map of the query would change", (), rows, columns, note=note)
 
 
 @dataclass(frozen=True, repr=False)
 class Applied(Result):
-    """The result of `apply`, `refresh` or `rollback`.
+    """The result of `apply`, `refit`, `refresh` or `rollback`.
 
     model: The model.
     scanned: How many targets were compared with it.
@@ -136,6 +128,7 @@ class Applied(Result):
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code that searches corrected, and who maps the queries.
     sound: True if there was nothing to mend.
+    versus: Old and new correction, which `refit` compares.
     """
 
     store: str
@@ -149,27 +142,30 @@ class Applied(Result):
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
     search: tuple[str, str] = ("", "")
     sound: bool = False
+    versus: OldVersusNew | None = None
 
     def page(self) -> Page:
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
         counts = f"of {self.scanned:,} targets {counts}"
-        lines = rows_of(counts, *self.notes, *self.invalid_vectors.lines())
+        lines = [counts, *self.notes, *self.invalid_vectors.lines()]
         sections = [Section("What was done", lines, note=_describe(self.model))]
+        state = "active"
+        outcome = f"{self.model.method}; {counts}"
         trial = self.trial
-        if trial is None:
-            outcome = f"{self.model.method}; {counts}"
-        else:
+        if trial is not None:
+            state = "applied"
             worst = (trial.raw.largest, trial.largest)
             changes = describe_changes(worst, trial.queries, trial.right)
             outcome = f"on held-out bank queries {changes}"
-            notes = Section("Worth knowing", rows_of(*trial.notes))
+            notes = Section("Worth knowing", trial.notes)
             sections = [show_trial(trial, "On held-out queries"), notes, *sections]
-        state = "active" if trial is None else "applied"
-        if not self.written:
-            state = "nothing was written"
+        if self.versus is not None:
+            sections.insert(0, show_versus(self.versus))
         if self.sound:
             state = "nothing to mend, and nothing was written"
-        return Page(f"{state}; {outcome}", "better", "", sections, [*self._next()])
+        elif not self.written:
+            state = "nothing was written"
+        return Page(f"{state}; {outcome}", 1, "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
         """Yield how to search the corrected store, and which jobs may follow."""
@@ -186,23 +182,10 @@ class Applied(Result):
 def show_versus(versus: OldVersusNew) -> Section:
     """Return the section that compares no correction, the old one and the new one."""
     sides = (versus.raw, versus.old, versus.new)
-    rows = [
-        *row_of(RECALL, *(side.recall for side in sides)),
-        *rows_of_hubness(sides),
-    ]
+    recall = tabulate({RECALL: [side.recall for side in sides]})
+    rows = recall + tabulate_hubness(*sides)
     note = f"From the old correction to the new one {versus.figures}."
-    return Section("Old and new", rows, ("", "raw", "old", "new"), note=note)
-
-
-@dataclass(frozen=True, repr=False)
-class Refitted(Applied):
-    """The result of `refit`: that of `apply`, with old and new correction compared."""
-
-    versus: OldVersusNew = field(kw_only=True)
-
-    def page(self) -> Page:
-        applied = super().page()
-        return replace(applied, sections=[show_versus(self.versus), *applied.sections])
+    return Section("Old and new", (), rows, ("", "raw", "old", "new"), note=note)
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,16 +201,17 @@ class Removed(Result):
     correction: Correction | None = None
 
     def page(self) -> Page:
-        if self.correction is None and not self.written:
-            return Page("there is no correction")
-        was = "one that cannot be read"
+        lines = []
         if self.correction is not None:
-            was = _describe(self.correction.model)
-        sections = [Section("The correction", rows_of(was))]
+            lines.append(_describe(self.correction.model))
+        headline = "there is no correction"
+        steps = []
         if self.written:
-            return Page("correction removed; searches are raw again", sections=sections)
-        steps = [Step("takes it out", "remove")]
-        return Page("nothing was changed", sections=sections, steps=steps)
+            headline = "correction removed; searches are raw again"
+        elif lines:
+            headline = "nothing was changed"
+            steps.append(Step("takes it out", "remove"))
+        return Page(headline, 0, "", [Section("The correction", lines)], steps)
 
 
 WRONG = 0.05
@@ -249,9 +233,6 @@ TIMES = 4.0
 """Somebody should look if a target is found by more than 4 times the share of the queries
 that found the worst hub at the fit or, if that share is large, by more than halfway from
 it to 100 %."""
-
-HUBS = 20
-"""Hubs of each search that are listed."""
 
 
 @dataclass(frozen=True)
@@ -302,13 +283,13 @@ class HubnessNow:
         Targets are called by `field`.
         """
         now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
-        rows = row_of(now, self.raw, self.corrected, form=decimal)
-        if self.fit is not None:
-            rows += row_of("at the fit", self.fit.raw, self.fit.corrected, form=decimal)
-        chart = chart_occurrences(self.occurrences)
+        rows = [Row((now, f"{self.raw:.2f}", f"{self.corrected:.2f}"))]
+        fit = self.fit
+        if fit is not None:
+            rows.append(Row(("at the fit", f"{fit.raw:.2f}", f"{fit.corrected:.2f}")))
         title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
-        hubs = list_hubs(self.hubs, COMPARED[1:3], OCCURRENCE, field=field)
-        return [Section(title, rows, COMPARED[:3], chart), hubs]
+        skewness = Section(title, (), rows, COMPARED[:3], self.occurrences)
+        return [skewness, list_hubs(self.hubs, OCCURRENCE, field=field)]
 
 
 def _describe(model: OffsetModel) -> str:
@@ -368,10 +349,7 @@ class Inspection(Result):
     @property
     def attention(self) -> list[str]:
         """Lines on what somebody should look at, each with what to do about it."""
-        return [
-            f"{step.brings}: run {step.job}" if step.job else step.brings
-            for step in self._reasons()
-        ]
+        return [*map(str, self._reasons())]
 
     def _reasons(self) -> Iterator[Step]:
         yield from map(Step, self.warnings)
@@ -402,7 +380,7 @@ class Inspection(Result):
 
     def page(self) -> Page:
         steps = [*self._reasons()]
-        direction = DIRECTIONS[-1 if steps else 1]
+        sign = -1 if steps else 1
         wrong = self.missing + self.stale
         if wrong and not steps:
             says = f"{wrong:,} of {self.count:,} targets lack their offset"
@@ -410,17 +388,12 @@ class Inspection(Result):
         headline = "; ".join(step.brings for step in steps) or "everything is in order"
         sections = [] if self.hubness is None else self.hubness.sections(self.shown)
         if self.correction is not None:
-            sections.append(self._show(self.correction))
+            note = f"{_describe(self.correction.model)} Made {self.correction.made}."
+            if self.previous is not None:
+                note += f" Before: {_describe(self.previous)}"
+            sections.append(Section("The correction", [*self._facts()], note=note))
         scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
-        steps = [step for step in steps if step.job]
-        return Page(headline, direction, scene, sections, steps)
-
-    def _show(self, correction: Correction) -> Section:
-        """Return the section of the correction in the store."""
-        note = f"{_describe(correction.model)} Made {correction.made}."
-        if self.previous is not None:
-            note += f" Before: {_describe(self.previous)}"
-        return Section("The correction", rows_of(*self._facts()), note=note)
+        return Page(headline, sign, scene, sections, [s for s in steps if s.job])
 
     def _facts(self) -> Iterator[str]:
         yield f"{self.missing} targets without an offset, {self.stale} with an outdated one"

@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from hubplugin.errors import HubpluginError, InputError, Parameter, StoreError, 
 from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, refuse_query_map, warn_if_swapped
+from hubplugin.model import OffsetModel, refuse_query_map
 from hubplugin.store import (
     Batch,
     Share,
@@ -68,7 +68,7 @@ def offsets_of_all(
     if model.metric is Metric.COSINE:
         is_valid &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
     rows = np.flatnonzero(is_valid)
-    invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~is_valid))
+    invalid_vectors.note(batch.ids, lengths, np.flatnonzero(~is_valid))
     smallest = 0.0 if model.gallery is None else model.gallery.smallest
     offsets = np.full(len(lengths), smallest, np.float32)
     if model.metric is Metric.COSINE:
@@ -76,8 +76,8 @@ def offsets_of_all(
     if fitted is not None:
         offsets[rows] = fitted[rows]
     elif len(rows):
-        vectors = batch.vectors[rows] if len(rows) < len(lengths) else batch.vectors
-        offsets[rows] = model.offsets(vectors, compute=compute.without_progress)
+        quiet = compute.without_progress
+        offsets[rows] = model.offsets(batch.vectors[rows], compute=quiet)
     return offsets
 
 
@@ -311,7 +311,7 @@ def refresh(
             f"{store.url} has a half-written correction; run apply again to finish it"
         )
     if dry_run:
-        return preview(store, correction.model, compute)
+        return compare_all(store, correction.model, compute)
     return write(store, correction.model, compute=compute)
 
 
@@ -369,9 +369,8 @@ def rollback(
         if store.correction() is not None:
             lacks = "keeps no model that was active before this one"
         raise StoreError(f"{store.url} {lacks}, so there is nothing to roll back to")
-    if dry_run:
-        return preview(store, model, compute)
-    return write(store, model, compute=compute, force=True)  # it was active before
+    # The model was active before, so it is not tried again.
+    return write(store, model, compute=compute, force=True, dry_run=dry_run)
 
 
 def write(
@@ -380,14 +379,16 @@ def write(
     *,
     compute: Compute = Compute(),
     force: bool = False,
+    dry_run: bool = False,
 ) -> Applied:
     """Write the offsets of a fitted `model` to everything in `store`; activate them.
 
-    force: as in `Writing`.
+    force: as in `Writing`. dry_run: only counts what would be written.
     """
     require_match(model, store)
-    store.require_writable()
-    warn_if_swapped(model, store.count())
+    store.require_writable(dry_run=dry_run)
+    if dry_run:
+        return preview(store, model, compute)
     gallery = None
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
@@ -457,6 +458,11 @@ def write_gallery(
 
 
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
+    """Count what writing a new `model` would write, and say what it would do."""
+    return replace(compare_all(store, model, compute), notes=store.plan())
+
+
+def compare_all(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """Compare `model` with what `store` has, and write nothing."""
     counts = Counts()
     label = "comparing offsets"

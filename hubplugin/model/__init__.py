@@ -9,7 +9,6 @@ from hubplugin.model.offset_model import (
     Value,
     describe_method,
     load,
-    warn_if_swapped,
 )
 from hubplugin.model.query_map import QueryMap, refuse_query_map
 from hubplugin.model.terms import Dot, LogSumExp, Term, TopKMean
@@ -29,5 +28,4 @@ __all__ = [
     "describe_method",
     "load",
     "refuse_query_map",
-    "warn_if_swapped",
 ]

@@ -15,10 +15,10 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 7
+FORMAT = 8
 """The version of the model file. A reader refuses others, so that none takes a part of
-a
-model for the model: 4 knew no query map, 5 had models that moved targets, too."""
+a model for the model: 4 knew no query map, 5 had models that moved targets, 7 had
+activation sets."""
 
 PART_BYTES = 3 << 20
 """Bytes of a model in each of its texts: 4 MiB as base64. Servers accept requests of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -13,8 +12,7 @@ import numpy as np
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from hubplugin.compute import Compute, Similarities, TopK, reduce, search
-from hubplugin.compute.device import to_host
+from hubplugin.compute import Compute, Similarities, reduce
 from hubplugin.errors import EmptyInput, InputError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
@@ -22,10 +20,6 @@ from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
 from hubplugin.model.terms import Term, group_by_pass, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
-
-ROUNDING = 1e-6
-"""The largest difference of float32 products of one pair, beside the larger of 1 and
-the similarity."""
 
 Setting: TypeAlias = int | float | str | None
 """A parameter of a method: a number or a name; None if the fit finds it."""
@@ -69,55 +63,6 @@ class GalleryStatistics:
 
 
 @dataclass(frozen=True)
-class Activation:
-    """QB-Norm's gallery activation set: targets among the k nearest of a bank member.
-
-    thresholds: The similarity of each member's k-th nearest target in the gallery of
-        the fit, one array [m] a term. It tells of a later target, too, without a refit.
-    """
-
-    k: int
-    thresholds: Sequence[np.ndarray]
-
-    @classmethod
-    def find(
-        cls, model: OffsetModel, targets: Vectors, k: int, compute: Compute
-    ) -> Activation:
-        """Return the set of a gallery [n, d]."""
-        if not 1 <= k <= targets.rows:
-            raise InputError(
-                f"activation set: k={k} is not between 1 and the {targets.rows} targets "
-                "of the gallery"
-            )
-        thresholds = []
-        for term in model.terms:
-            if term.kind == "dot":
-                raise InputError(
-                    f"method {model.method!r} keeps the mean of its bank only, so it has "
-                    "no activation set"
-                )
-            nearest = TopK(k)
-            bank = model._similarities(term, compute).bank
-            label = "activation set"
-            search(bank, targets, model.metric, compute, nearest, label=label)
-            thresholds.append(nearest.scores[0, :, -1])
-        return cls(k, tuple(thresholds))
-
-    def holds(
-        self, model: OffsetModel, targets: Vectors, compute: Compute
-    ) -> np.ndarray:
-        """Tell which targets [n, d] are in the set: bool [n]."""
-        inside = np.zeros(targets.rows, bool)
-        for term, kth in zip(model.terms, self.thresholds, strict=True):
-            similarities = model._similarities(term, compute)
-            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
-            least = similarities.library.matching(kth - slack)
-            for tile in similarities.tiles(targets, "activation set"):
-                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
-        return inside
-
-
-@dataclass(frozen=True)
 class ModelFacts:
     """A model in the JSON of results: its method, and the names of it and its banks."""
 
@@ -149,7 +94,10 @@ class ShownByFacts:
 
 @dataclass(frozen=True)
 class OffsetModel(ShownByFacts):
-    """offset(t) = sum of `terms` at t, less `centre`: a number to be added to s(q, t).
+    """The result of `fit`: gives any target its offset, by which searches rank it.
+
+    A target ranks by s(q, t) + offset(t), where offset(t) is the sum of `terms` at t,
+    less `centre`.
 
     method, parameters: As given to `fit`.
     metric: The similarity that the offsets belong to.
@@ -158,7 +106,6 @@ class OffsetModel(ShownByFacts):
     centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
         that 0 is the neutral offset.
     gallery: None if the fit was given no targets.
-    activation: What `rerank.Dynamic` asks; offsets do not depend on it.
     hubness_at_fit: Counted by `apply` and `refit`, for `inspect`; no part of the name.
     query_map: What known answers taught, None if nothing.
     fitted: The `offsets` of the gallery of the fit: float32 [n]. None in a model from
@@ -172,7 +119,6 @@ class OffsetModel(ShownByFacts):
     bank_fingerprint: str
     centre: float = 0.0
     gallery: GalleryStatistics | None = None
-    activation: Activation | None = None
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
     fitted: np.ndarray | None = field(default=None, compare=False, repr=False)
@@ -234,8 +180,13 @@ class OffsetModel(ShownByFacts):
             offsets = np.minimum(offsets, self.gallery.cap)
         return offsets.astype(np.float32)
 
-    def _similarities(self, term: Term, compute: Compute) -> Similarities:
-        """Return the similarities of the bank of `term`, mapped as queries are."""
+    def similarities(self, term: Term, compute: Compute) -> Similarities:
+        """Return the similarities of the bank of a term, mapped as queries are.
+
+        Args:
+            term: One of `terms`.
+            compute: Device, memory and progress.
+        """
         bank = term.bank
         if self.query_map is not None:
             bank = self.query_map.of_bank(bank)
@@ -297,44 +248,6 @@ class OffsetModel(ShownByFacts):
         fitted.flags.writeable = False
         return replace(model, fitted=fitted)
 
-    def with_activation(
-        self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()
-    ) -> OffsetModel:
-        """Return this model with the activation set of a gallery: QB-Norm eq. 2.
-
-        Args:
-            targets: The gallery [n, d].
-            k: How many of the nearest of each bank query are in the set; 1 in the
-                paper.
-            compute: Device, memory and progress.
-
-        Raises:
-            InputError: k is not in 1 ... n, or a term has no bank of examples (`dn`).
-        """
-        vectors = as_vectors(targets, "targets")
-        found = Activation.find(self, vectors, k, compute)
-        return replace(self, activation=found)
-
-    def is_activated(
-        self, targets: VectorLike, *, compute: Compute = Compute()
-    ) -> np.ndarray:
-        """Tell which targets, old or new, are in the activation set: bool [n].
-
-        Args:
-            targets: [n, d].
-            compute: Device, memory and progress.
-
-        Raises:
-            InputError: The model has no activation set.
-        """
-        if self.activation is None:
-            raise InputError(
-                "this model has no activation set; give it one with "
-                "model.with_activation(targets)"
-            )
-        vectors = as_vectors(targets, "targets")
-        return self.activation.holds(self, vectors, compute)
-
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """Return the sum of the terms, not centred, not capped: float64 [n].
 
@@ -348,7 +261,7 @@ class OffsetModel(ShownByFacts):
         vectors = as_vectors(targets, "targets")
         total = np.zeros(vectors.rows)
         for terms in group_by_pass(self.terms):
-            similarities = self._similarities(terms[0], compute)
+            similarities = self.similarities(terms[0], compute)
             reductions = [term.reduction for term in terms]
             values = reduce(similarities, vectors, reductions, terms[0].answers)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -427,12 +340,8 @@ def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
         "bank_fingerprint": model.bank_fingerprint,
         "centre": model.centre,
         "gallery": asdict(model.gallery) if model.gallery else None,
-        "activation": model.activation.k if model.activation else None,
         "terms": terms,
     }
-    if model.activation is not None:
-        for number, thresholds in enumerate(model.activation.thresholds):
-            tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
     if model.hubness_at_fit is not None:
         header["finds"] = asdict(model.hubness_at_fit)
     learned = model.query_map
@@ -448,27 +357,24 @@ def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
 
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """Return the model whose `_content` was `header` and `tensors`."""
-    model = OffsetModel(
+    gallery = hubness = query_map = None
+    if header["gallery"]:
+        gallery = GalleryStatistics(**header["gallery"])
+    if "finds" in header:
+        hubness = HubnessAtFit(**header["finds"])
+    if "query_map" in header:
+        query_map = QueryMap(tensors["query_map.step"], **header["query_map"])
+    return OffsetModel(
         header["method"],
         header["parameters"],
         Metric(header["metric"]),
         unpack(header["terms"], tensors),
         header["bank_fingerprint"],
-        float(header["centre"]),
+        header["centre"],
+        gallery,
+        hubness,
+        query_map,
     )
-    k = header["activation"]
-    if k:
-        numbers = range(len(model.terms))
-        thresholds = tuple(tensors[f"activation.{number}"] for number in numbers)
-        model = replace(model, activation=Activation(k, thresholds))
-    if header["gallery"]:
-        model = replace(model, gallery=GalleryStatistics(**header["gallery"]))
-    if "finds" in header:
-        model = replace(model, hubness_at_fit=HubnessAtFit(**header["finds"]))
-    if "query_map" in header:
-        step = tensors["query_map.step"]
-        model = replace(model, query_map=QueryMap(step, **header["query_map"]))
-    return model
 
 
 def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
@@ -488,21 +394,3 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
             it.
     """
     return OffsetModel.from_bytes(file.read(path), f"model file {os.fspath(path)!r}")
-
-
-def warn_if_swapped(model: OffsetModel, count: int) -> None:
-    """Warn if `fit` was probably given the gallery as its query bank.
-
-    The `model` goes to `count` targets, as many as its bank has queries, and was fitted
-    on another number of targets.
-    """
-    queries = len(model.terms[0].bank)
-    if model.gallery is None or count == 1:
-        return
-    if queries == count != model.gallery.count:
-        warnings.warn(
-            f"the model was fitted on a query bank of {queries} and "
-            f"{model.gallery.count} targets, and is given to a gallery of {count}: if "
-            "the two were swapped, it is fit(gallery, bank)",
-            stacklevel=3,
-        )

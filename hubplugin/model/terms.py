@@ -71,9 +71,7 @@ class Dot:
 Term: TypeAlias = LogSumExp | TopKMean | Dot
 
 TERMS: dict[str, Callable[..., Term]] = {
-    "log_sum_exp": LogSumExp,
-    "top_k_mean": TopKMean,
-    "dot": Dot,
+    term.kind: term for term in (LogSumExp, TopKMean, Dot)
 }
 
 
@@ -89,8 +87,8 @@ def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
 def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     """Return `terms` as headers of a file, and their arrays by name.
 
-    An array is named NUMBER.FIELD, after the number of its term. An array that several
-    terms share is held once: the headers of later terms have {"as": NAME} in its place.
+    A header has {"tensor": NAME} in the place of an array. An array that several terms
+    share is held once.
     """
     headers = []
     tensors = {}
@@ -100,14 +98,10 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
         for field in fields(term):
             value = getattr(term, field.name)
             if isinstance(value, np.ndarray):
-                name = f"{number}.{field.name}"
-                first = names.setdefault(id(value), name)
-                if first == name:
-                    tensors[name] = np.ascontiguousarray(value)
-                else:
-                    header[field.name] = {"as": first}
-            elif value is not None:
-                header[field.name] = value
+                name = names.setdefault(id(value), f"{number}.{field.name}")
+                tensors[name] = np.ascontiguousarray(value)
+                value = {"tensor": name}
+            header[field.name] = value
         headers.append(header)
     return headers, tensors
 
@@ -115,17 +109,12 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
 def unpack(
     headers: Sequence[Header], tensors: dict[str, np.ndarray]
 ) -> tuple[Term, ...]:
-    """Return the terms that `pack` packed, whose names of arrays it explains."""
+    """Return the terms that `pack` packed."""
     terms = []
-    for number, header in enumerate(headers):
+    for header in headers:
         values = dict(header)
-        build = TERMS[values.pop("kind")]
         for field, value in header.items():
-            if isinstance(value, dict):  # {"as": NAME}
-                values[field] = tensors[value["as"]]
-        for name, tensor in tensors.items():
-            term, _, field = name.partition(".")
-            if term == str(number):
-                values[field] = tensor
-        terms.append(build(**values))
+            if isinstance(value, dict):
+                values[field] = tensors[value["tensor"]]
+        terms.append(TERMS[values.pop("kind")](**values))
     return tuple(terms)

@@ -60,6 +60,15 @@ def test_copies_are_seen_by_the_places_that_they_take(example, copied):
     assert found(queries, gallery) == {"copies"}
 
 
+def test_near_neighbours_in_few_dimensions_are_no_copies_but_equal_ones_are():
+    rng = np.random.default_rng(0)
+    for dimensions in (2, 4, 12):
+        vectors = unit(rng.normal(size=(400, dimensions)))
+        assert "copies" not in found(vectors[:100], vectors[100:])
+        twice = np.concatenate([vectors[100:], vectors[100:]])
+        assert "copies" in found(vectors[:100], twice)
+
+
 def test_queries_of_another_model_are_seen(example):
     queries, targets = example
     assert "another model" in found(rotated(queries), targets)

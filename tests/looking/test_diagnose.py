@@ -6,7 +6,7 @@ import pytest
 from hubplugin import Bank, diagnose, fit
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.results import CORRECTED
-from tests.galleries import unit
+from tests.galleries import flat_index, unit
 
 QUERIES = 300
 
@@ -23,7 +23,7 @@ def answered(example):
 
 
 def jobs(diagnosis):
-    return [(step.job, [*step.options]) for step in diagnosis.page().steps]
+    return [(step.job, step.learn) for step in diagnosis.page().steps]
 
 
 def test_without_answers_it_says_what_would_tell(example):
@@ -31,7 +31,7 @@ def test_without_answers_it_says_what_would_tell(example):
     assert "--answers" in str(diagnosis)
     assert diagnosis.helps is None
     assert diagnosis.as_json()["lesson"] is None
-    assert jobs(diagnosis) == [("apply", [])]
+    assert jobs(diagnosis) == [("apply", False)]
 
 
 def test_with_answers_it_says_what_was_measured_on_held_out_queries(answered):
@@ -39,12 +39,12 @@ def test_with_answers_it_says_what_was_measured_on_held_out_queries(answered):
     said = str(answered)
     for side in (right, other):
         interval = f"{100 * side.change.low:+.1f} to {100 * side.change.high:+.1f}"
-        shares = (f"{100 * share:.1f} %" for share in (side.before, side.after))
+        shares = (f"{share:.1%}" for share in (side.before, side.after))
         for part in (*shares, interval):
             assert part in said
     assert answered.helps == (right.change.low > 0)
     assert answered.as_json()["lesson"]["other"]["after"] == other.after
-    assert jobs(answered) == [("apply", []), ("apply", ["learn"])]
+    assert jobs(answered) == [("apply", False), ("apply", True)]
     assert "hubplugin.apply(store, bank, learn=True)" in said
 
 
@@ -105,6 +105,32 @@ def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(examp
     assert str(misled) in diagnosis.as_text(verbose=True)
 
 
+def test_inspect_shows_hubs_with_recorded_queries_and_what_was_clicked(
+    example, tmp_path
+):
+    queries, targets = example
+    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
+    hubplugin.apply(store, queries[150:], "nnn", k=8, force=True)
+    store.record = tmp_path / "record"
+    recorder = hubplugin.Recorder(store.record, texts=True)
+    for row in range(150):
+        recorder.add(queries[row], f"question {row}")
+        recorder.click(queries[row], row)
+    recorder.flush()
+    seen = hubplugin.inspect(store)
+    assert seen.hubness.live
+    raw = queries @ targets.T
+    corrected = raw + store.correction().model.offsets(targets)
+    shown = [(hub, misled) for hub in seen.hubness.hubs for misled in hub.misled]
+    assert shown
+    for hub, misled in shown:
+        row = int(misled.query.strip("“”").split()[1])
+        assert raw[row].argmax() == hub.id != row
+        assert misled.after == str(corrected[row].argmax())
+        assert misled.right == (corrected[row].argmax() == row)
+    assert str(shown[0][1]) in seen.as_text(verbose=True)
+
+
 def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):
     queries, targets = example
     copied = diagnose(np.concatenate([targets, targets]), queries)
@@ -113,5 +139,5 @@ def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):
     assert "keep one of each" in steps[0].text
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(384, 384)))[0]
     other = diagnose(targets, unit(queries @ turned))
-    assert other.page().direction == "worse"
+    assert other.page().sign == -1
     assert any("very model" in step.text for step in other.page().steps)

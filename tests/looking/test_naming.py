@@ -35,6 +35,17 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(kind, tmp_path):
         assert names_of(store, "n")(ids[:2]) == ["1", "1"]
 
 
+def test_a_field_that_some_targets_have_may_be_lacking_in_others(tmp_path):
+    client = QdrantClient(":memory:")
+    size = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("photos", size)
+    payload = [{"title": "sea"}, {"year": 2000}]
+    client.upload_collection("photos", VECTORS[:2], payload, ids=range(2))
+    named = names_of(hubplugin_qdrant.open_store(client, "photos"))
+    assert display_names([0], named) == ["sea [0]"]
+    assert display_names([1], named) == ["1"]
+
+
 def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
     store = flat_store(tmp_path, VECTORS)
     assert names_of(store)([1]) == [None]

@@ -14,7 +14,6 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
     COMPARED,
     Bar,
-    Chart,
     Hub,
     Misled,
     Page,
@@ -22,10 +21,9 @@ from hubplugin.results import (
     Row,
     Section,
     Step,
-    changes_of,
     describe_changes,
     list_hubs,
-    row_of,
+    tabulate,
 )
 from tests.commands import STORE, typed
 from tests.galleries import flat_index, unit
@@ -114,24 +112,27 @@ def written(page, path, **options):
 def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neither(
     tmp_path,
 ):
-    rows = changes_of(
+    rows = tabulate(
         {
             "asked before": side(0.7, 0.5, -0.3, -0.1),
             "not asked": side(0.4, 0.6, 0.1, 0.3),
             "by chance": side(0.54, 0.49, -0.11, 0.01),
             "not measured": None,
+            "neither": [None, None],
+            "skewness": [1.5, 0.2],
         }
     )
-    rows += row_of("skewness", 1.5, 0.2, form=str)
-    chart = Chart("queries", {"raw": {0: 3, 7: 1}})
-    section = Section("Changes", rows, COMPARED, chart, note="of 100 queries")
-    page = Page("it does harm", "worse", "100 targets", [section])
+    chart = {"raw": {0: 3, 7: 1}}
+    section = Section("Changes", (), rows, COMPARED, chart, note="of 100 queries")
+    page = Page("it does harm", -1, "100 targets", [section])
     said = Said(page)
     text = str(said)
     assert text.splitlines()[:2] == ["It does harm.", "faiss:photos · 100 targets"]
     words = [line.split()[-1] for line in text.splitlines() if "(" in line][1:]
     assert words == ["worse", "better", "same"]
     assert "not measured" not in text
+    assert "neither" not in text
+    assert re.search(r"skewness +1\.50 +0\.20$", text, re.MULTILINE)
     assert "of 100 queries" in text
     assert "\x1b" not in text
     coloured = said.as_text(terminal=True)
@@ -151,8 +152,10 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
 def test_stored_texts_show_nothing_but_themselves(tmp_path):
     evil = "a\x1b[31m\u202eb<script>\u2066"
     hubs = [Hub(1, evil, {"raw": 3}, [Misled(evil, evil)])]
-    page = Page(evil, sections=[list_hubs(hubs, ["raw"], 10)])
-    page = Page(page.headline, "same", evil, page.sections, [Step(evil, text=evil)])
+    page = Page(evil, sections=[list_hubs(hubs, 10)])
+    lines = Section(evil, [evil], note=evil)
+    steps = [Step(evil, text=evil)]
+    page = Page(page.headline, 0, evil, [*page.sections, lines], steps)
     for text in (str(Said(page)), written(page, tmp_path / "page.html")):
         assert not re.search("[\x1b\u202e\u2066]", text)
     assert "<script>" not in text
@@ -162,11 +165,23 @@ def test_stored_texts_show_nothing_but_themselves(tmp_path):
 def test_hubs_that_a_correction_makes_are_listed_with_all_their_bars():
     hubs = [Hub(row, f"t{row}", {"raw": 9 - row, "corrected": row}) for row in range(8)]
     hubs.append(Hub(9, "made", {"raw": 0, "corrected": 18}))
-    section = list_hubs(hubs, ["raw", "corrected"], 10)
+    section = list_hubs(hubs, 10)
     assert section.rows[0].cells[0] == "made"
     assert [bar.end for bar in section.rows[0].cells[1:]] == [0, 1]
     shown = str(Said(Page("x", sections=[section])))
-    assert re.search(r"made +0 +18 █+$", shown, re.MULTILINE)
+    assert re.search(r"made +0 +█+ +18$", shown, re.MULTILINE)
+
+
+def test_a_long_name_is_cut_and_what_it_opens_to_is_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    misled = Misled("q" * 70, "a" * 60)
+    hubs = [Hub(1, "n" * 90, {"raw": 5, "corrected": 2}, [misled])]
+    text = str(Said(Page("x", sections=[list_hubs(hubs, 10)])))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if "nnn" in line]
+    assert re.search(r"n +█{6} +5 +██ +2$", row)
+    assert str(misled).replace(" ", "") in "".join(text.split())
 
 
 def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
@@ -177,7 +192,7 @@ def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
     (folder / "broken.jpg").write_text("no picture")
     names = ["sea.jpg", "../secret.jpg", "broken.jpg", "https://x/sea.jpg"]
     rows = [Row((name, Bar("1", 1.0)), image=name) for name in names]
-    page = Page("x", sections=[Section("Hubs", rows, ("", "raw"))])
+    page = Page("x", sections=[Section("Hubs", (), rows, ("", "raw"))])
     shown = written(page, tmp_path / "page.html", images=folder)
     (picture,) = [each for each in references_of(shown) if each.startswith("data:")]
     assert len(picture) < 3000
@@ -186,7 +201,7 @@ def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
 def test_what_changes_is_told_as_a_user_would_say_it():
     right = side(0.536, 0.566, 0.01, 0.05)
     told = describe_changes((97 / 2500, 60 / 2500), 2500, right)
-    for part in ("falls from 97 to 60 of 2,500 queries", "53.6 % to 56.6 %", "+1.0"):
+    for part in ("falls from 97 to 60 of 2,500 queries", "53.6% to 56.6%", "+1.0"):
         assert part in told
     assert "rises from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
     assert "stays at 1 of 100" in describe_changes((0.01, 0.01), 100, None)
@@ -196,7 +211,7 @@ def test_clicks_that_look_wrong_are_said_to_be_so():
     rest = Side(0.37, 0.40, 0.01, 1500, "pairs", Figure(0.03, 0.01, 0.05))
     wrong = Side(0.20, 0.20, 0.02, 195, "other wordings", Figure(0, -0.02, 0.02))
     told = doubt_clicks(wrong, rest)
-    for part in ("195 other wordings", "20.0 %", "37.0 %", "wrong clicks"):
+    for part in ("195 other wordings", "20.0%", "37.0%", "wrong clicks"):
         assert part in told
     assert doubt_clicks(replace(wrong, before=0.30), rest) == ""
     assert doubt_clicks(replace(wrong, queries=20), rest) == ""

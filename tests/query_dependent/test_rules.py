@@ -140,25 +140,14 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
     sets, rng
 ):
     bank, targets, _, _ = sets
-    model = fit(targets, bank, "is").with_activation(targets, k=2)
+    rule = fit_rule(targets, bank, "dis", k=2)
     late = targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10
     late = late.astype(np.float32)
     kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
     expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
     assert 0 < expected.sum() < 30
-    np.testing.assert_array_equal(model.is_activated(late), expected)
-
-
-def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
-    bank, targets, _, target_bank = sets
-    plain = fit(targets, Bank(bank, target_bank), "dualis")
-    model = plain.with_activation(targets, k=3)
-    model.save(tmp_path / "x.hub")
-    loaded = load(tmp_path / "x.hub")
-    assert (loaded.activation.k, loaded.fingerprint) == (3, model.fingerprint)
-    found = loaded.is_activated(targets)
-    np.testing.assert_array_equal(found, model.is_activated(targets))
-    assert model.fingerprint != plain.fingerprint
+    np.testing.assert_array_equal(rule.is_activated(late), expected)
+    np.testing.assert_array_equal(rule.keep(late)[:, 1], expected)
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(sets):

@@ -7,6 +7,12 @@ import pytest
 
 import hubplugin
 from hubplugin.jobs.correct import Fit
+from hubplugin.measures.hubness import (
+    count_targets,
+    k_occurrence,
+    largest_by_chance,
+    skewness,
+)
 from hubplugin.measures.significance import Figure, Side
 from tests.galleries import flat_index, normal, unit
 
@@ -50,3 +56,36 @@ def test_hubness_a_gain_or_a_map_are_reasons_to_write(
     trial = SimpleNamespace(raw=raw, right=right, asked=None, queries=1000)
     model = SimpleNamespace(query_map=object() if mapped else None)
     assert Fit(model, None, trial, None).is_idle == idle
+
+
+@pytest.mark.parametrize("dimensions", [4, 16, 128])
+def test_random_vectors_are_left_alone_though_they_do_not_lie_evenly(dimensions):
+    """Queries lean to one side; of a large gallery 4,096 targets are tried."""
+    model = SimpleNamespace(query_map=None)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        gallery = unit(rng.normal(size=(4_096, dimensions)))
+        queries = rng.normal(size=(1_000, dimensions))
+        queries[:, 0] += 0.2
+        nearest = np.argsort(-(unit(queries) @ gallery.T), axis=1)[:, :10]
+        occurrence = k_occurrence(nearest, len(gallery))
+        raw = SimpleNamespace(
+            skewness=skewness(occurrence),
+            largest=occurrence.max() / 1_000,
+            occurrences=count_targets(occurrence),
+        )
+        trial = SimpleNamespace(raw=raw, right=None, asked=None, queries=1_000)
+        assert Fit(model, None, trial, None).is_idle
+
+
+def test_the_worst_hub_by_chance_is_what_random_finds_give():
+    rng = np.random.default_rng(0)
+    largest = [
+        np.bincount(
+            np.concatenate([rng.permutation(300)[:10] for _ in range(200)])
+        ).max()
+        for _ in range(100)
+    ]
+    limit = largest_by_chance(200, 10, 300)
+    assert 0 <= (np.array(largest) > limit).mean() <= 0.1
+    assert limit <= max(largest) + 1

@@ -136,9 +136,9 @@ def test_a_smaller_bank_replaces_a_larger_one_only_where_a_fall_is_ruled_out():
     known = figures(0.5, 0.5)
     fewer = {"queries": 200, "share": 0.1}
     risky = OldVersusNew(known, known, known, -0.02, 0.03, **fewer)
-    assert "2,000 would do" in str(risky.objection)
+    assert "do not rule out a fall of 8.0 points" in str(risky.objection)
     hopeful = OldVersusNew(known, known, known, 0.02, 0.03, **fewer)
-    assert "800 would do" in str(hopeful.objection)
+    assert "do not rule out a fall of 4.0 points" in str(hopeful.objection)
     assert OldVersusNew(known, known, known, 0.05, 0.03, **fewer).objection is None
     as_many = OldVersusNew(known, known, known, -0.02, 0.03, 200, 1.0)
     assert as_many.objection is None

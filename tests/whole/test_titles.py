@@ -6,6 +6,8 @@ from qdrant_client import QdrantClient
 
 from hubplugin import Bank, InputError, StoreError, apply, fit, open_store, refit
 from hubplugin.bank import bank as banks
+from hubplugin.cli.application import spell_command
+from hubplugin.results import Step
 from tests.commands import run, typed, unwrapped
 from tests.galleries import assert_near, collection, flat_store, unit
 from tests.refusals import refused
@@ -88,6 +90,25 @@ def test_a_correction_learns_from_them(url, vectors):
         assert_near(found, expected)
     refitted = refit(store, queries, learn=read_titles(store))
     assert refitted.versus.objection is None
+
+
+def test_diagnose_says_what_they_would_teach(url):
+    before = open_store(url).correction()
+    embed = ["--embed", "tests.embedding:embed"]
+    ran = run("diagnose", url, "--bank", "log.npy", "--pairs-from", "title", *embed)
+    said = " ".join(ran.output.split())
+    assert "A map of the query would change" in said
+    assert "as 150 pairs taught" in said
+    assert open_store(url).correction() is before is None
+
+
+def test_a_step_that_learns_names_the_field_and_one_that_does_not_leaves_it_out(url):
+    given = {"store": url, "bank": "log.npy", "embed": "m:embed", "pairs_from": "title"}
+    learning = spell_command(given, Step("", "apply", learn=True))
+    options = "--embed m:embed --pairs-from title --learn"
+    assert learning == f"hubplugin apply {url} --bank log.npy {options}"
+    plain = spell_command(given, Step("", "apply"))
+    assert plain == f"hubplugin apply {url} --bank log.npy"
 
 
 @pytest.mark.parametrize(
