@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hubplugin import Bank, diagnose, fit
+from hubplugin import Bank, Recorder, apply, diagnose, fit, inspect, open_store
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.results import CORRECTED
 from tests.galleries import flat_index, unit
@@ -109,15 +109,15 @@ def test_inspect_shows_hubs_with_recorded_queries_and_what_was_clicked(
     example, tmp_path
 ):
     queries, targets = example
-    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets))
-    hubplugin.apply(store, queries[150:], "nnn", k=8, force=True)
+    store = open_store(flat_index(tmp_path / "photos.faiss", targets))
+    apply(store, queries[150:], "nnn", k=8, force=True)
     store.record = tmp_path / "record"
-    recorder = hubplugin.Recorder(store.record, texts=True)
+    recorder = Recorder(store.record, texts=True)
     for row in range(150):
         recorder.add(queries[row], f"question {row}")
         recorder.click(queries[row], row)
     recorder.flush()
-    seen = hubplugin.inspect(store)
+    seen = inspect(store)
     assert seen.hubness.live
     raw = queries @ targets.T
     corrected = raw + store.correction().model.offsets(targets)

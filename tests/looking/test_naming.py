@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient
 
+import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin.jobs.naming import LONGEST, display_names, names_of
 from hubplugin.metric import Metric
-from tests.galleries import flat_store
+from tests.galleries import collection, flat_store
 from tests.keepers import DIM, InChroma, InLanceDB, InQdrant
 from tests.refusals import refused
 
@@ -35,12 +37,9 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(kind, tmp_path):
         assert names_of(store, "n")(ids[:2]) == ["1", "1"]
 
 
-def test_a_field_that_some_targets_have_may_be_lacking_in_others(tmp_path):
+def test_a_field_that_some_targets_have_may_be_lacking_in_others():
     client = QdrantClient(":memory:")
-    size = models.VectorParams(size=4, distance=models.Distance.COSINE)
-    client.create_collection("photos", size)
-    payload = [{"title": "sea"}, {"year": 2000}]
-    client.upload_collection("photos", VECTORS[:2], payload, ids=range(2))
+    collection(client, VECTORS[:2], [{"title": "sea"}, {"year": 2000}])
     named = names_of(hubplugin_qdrant.open_store(client, "photos"))
     assert display_names([0], named) == ["sea [0]"]
     assert display_names([1], named) == ["1"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hubplugin import Bank, InputError, fit, load
+from hubplugin import Bank, InputError, fit
 from hubplugin.rerank import Reranker, fit_rule
 from tests.core.formulas import offsets, similarity
 from tests.galleries import assert_near, each_metric
