@@ -30,18 +30,18 @@ class Server:
     def client(self):
         return QdrantClient(**self.address.options())
 
-    def wrapped(self, kind=HubQdrantClient):
+    def wrapped(self):
         """Return a client as an application makes one."""
-        return kind(**self.address.options())
+        return HubQdrantClient(**self.address.options())
 
     def wrapped_async(self):
         return AsyncHubQdrantClient(**self.address.options())
 
     def url(self, collection):
-        place = f"qdrant://{self.address.root.removeprefix('http://')}/{collection}"
-        return (
-            f"{place}?grpc={self.address.grpc}" if self.address.prefer_grpc else place
-        )
+        url = f"qdrant://{self.address.root.removeprefix('http://')}/{collection}"
+        if self.address.prefer_grpc:
+            url += f"?grpc={self.address.grpc}"
+        return url
 
     def require(self, oldest, what):
         """Skip a test of `what` on a server older than the `oldest` that has it."""
