@@ -1,4 +1,7 @@
-"""A process that applies a correction, to be killed. It imports little by itself: a fork server does that once."""
+"""A process that applies a correction, to be killed.
+
+It imports little by itself: a fork server does that once.
+"""
 
 import multiprocessing
 import os
@@ -12,10 +15,12 @@ BANKS = (BANK, OTHER_BANK)
 
 
 def run(url, bank, environment, begun):
-    """Apply BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
+    """Apply BANKS[bank] to the store at `url`, in batches so small that a kill mostly
+    falls between two."""
     os.environ.update(environment)
     hubplugin_qdrant.transport.BATCH = 10
-    metadata.MANIFEST_SECONDS = 0.1  # so that a kill seldom falls into the wait for clients, where nothing is written
+    # So that a kill seldom falls into the wait for clients, where nothing is written.
+    metadata.MANIFEST_SECONDS = 0.1
     begun.send(None)
     apply(open_store(url), BANKS[bank], **APPLY)
     os._exit(0)

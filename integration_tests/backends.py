@@ -1,4 +1,5 @@
-"""The places where the scenarios run: one server or three, as executables or as containers."""
+"""The places where the scenarios run: one server or three, as executables or as
+containers."""
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -131,7 +132,8 @@ class BinaryCluster(Binary):
         return Gallery(self, **({"shard_number": 3, "replication_factor": 2} | options))
 
     def _has_one_leader(self):
-        """Tell whether each node knows all three and the same leader: a change that goes to a former leader is lost."""
+        """Tell whether each node knows all three and the same leader: a change that
+        goes to a former leader is lost."""
         states = [
             httpx.get(f"{process.address.root}/cluster").json()["result"]
             for process in self._processes.values()

@@ -62,7 +62,8 @@ def backend(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def api_key(request, monkeypatch):
-    """The key of the backend, if it asks for one, is where a user has it: all that opens a URL takes it from there."""
+    """The key of the backend, if it asks for one, is where a user has it: all that
+    opens a URL takes it from there."""
     monkeypatch.delenv("QDRANT_API_KEY", raising=False)
     if "backend" in request.fixturenames:
         key = request.getfixturevalue("backend").address.api_key

@@ -1,4 +1,5 @@
-"""Something to correct: real embeddings in a collection, with what a scenario asks of it."""
+"""Something to correct: real embeddings in a collection, with what a scenario asks of
+it."""
 
 import json
 import uuid
@@ -16,7 +17,8 @@ from integration_tests.servers import wait_until
 K = 10
 
 AGREED = 0.95
-"""What a corrected search must reach where the raw one is exact: candidates are chosen for 0.99, by other queries."""
+"""What a corrected search must reach where the raw one is exact: candidates are chosen
+for 0.99, by other queries."""
 
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
@@ -33,7 +35,8 @@ NAMES = json.loads((DATA / "names.json").read_text())["test"][:300]
 TARGETS, LATER = _example["test_targets"][:300], _example["test_targets"][300:350]
 QUERIES = _example["test_queries"][:40]
 BANK, OTHER_BANK = _example["bank_queries"][:600], _example["bank_queries"][600:1200]
-"""The gallery, targets that come later, the queries of the scenarios, and two banks: [rows, 384], unit length."""
+"""The gallery, targets that come later, the queries of the scenarios, and two banks:
+[rows, 384], unit length."""
 
 PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 """A bank that knows what its queries ask for."""
@@ -41,7 +44,8 @@ PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}
 EXACT = models.SearchParams(exact=True)
 APPLY = FIT | {"force": True}
-"""Scenarios that are not about the guard do without it: it costs more than the rest of them."""
+"""Scenarios that are not about the guard do without it: it costs more than the rest of
+them."""
 
 
 def point_id(row):
@@ -72,7 +76,8 @@ def payload(row):
 
 
 def exact_scores(queries, vectors, model):
-    """Return s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
+    """Return s(q, t) + offset(t) in double precision, with the map of `model`:
+    [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
     mapped = normalise(queries, "queries").astype(np.float64)
     if model is None:
@@ -98,8 +103,9 @@ def assert_same(content, expected):
 
 
 class Gallery:
-    """A collection with one dense vector, `using`, beside what `options` of `create_collection` bring: rows 0, 1, ...
-    of TARGETS with `point_id` and `payload`."""
+    """A collection with one dense vector, `using`, beside what `options` of
+    `create_collection` bring: rows 0, 1, ... of TARGETS with `point_id` and `payload`.
+    """
 
     def __init__(
         self, server, *, using="", rows=300, graph=False, vector=None, **options
@@ -146,14 +152,17 @@ class Gallery:
         return models.PointVectors(id=key, vector=self.vector(vector))
 
     def is_indexed(self):
-        """Tell whether the server is done with its graphs. It makes none for a handful of points that lie by
-        themselves."""
+        """Tell whether the server is done with its graphs.
+
+        It makes none for a handful of points that lie by themselves.
+        """
         info = self.client.get_collection(self.name)
         is_green = info.status == models.CollectionStatus.GREEN
         return is_green and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
     def store(self, storage="auto", client=None):
-        """Return it as hubplugin's own store, which keeps a new correction as `storage`."""
+        """Return it as hubplugin's own store, which keeps a new correction as
+        `storage`."""
         return hubplugin_qdrant.open_store(
             client or self.client, self.name, vector=self.using, storage=storage
         )
@@ -184,7 +193,8 @@ class Gallery:
         return self.store().search(QUERIES, K, raw=raw).ids
 
     def health(self):
-        """Return how many targets there are, and how many of their offsets are missing and stale."""
+        """Return how many targets there are, and how many of their offsets are missing
+        and stale."""
         report = inspect(self.store(), queries=0)
         return report.count, report.missing, report.stale
 
@@ -194,7 +204,7 @@ class Gallery:
         assert self.agreement(self.found(), model) >= AGREED
 
     def agreement(self, answer, model, **options):
-        """Return the share of an answer that belongs to the exact first results of each query, by `model`.
+        """Return the share of an answer that belongs to the exact first results.
 
         Args:
             answer: The ids, or the client that finds them.

@@ -1,4 +1,5 @@
-"""Qdrant servers that are started from here, as executables and as containers, and where they listen."""
+"""Qdrant servers that are started from here, as executables and as containers, and
+where they listen."""
 
 import os
 import shlex
@@ -21,11 +22,13 @@ IMAGE = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or 'v1.19.0'}"
 COMPOSE_FILE = Path(__file__).with_name("docker-compose.yml")
 
 PATIENCE_SECONDS = 600.0
-"""Nothing takes so long, on a busy machine either: whoever has waited for it waits in vain."""
+"""Nothing takes so long, on a busy machine either: whoever has waited for it waits in
+vain."""
 
 
 def wait_until(condition):
-    """Return as soon as `condition()` is true; it is not of a server that does not answer in time."""
+    """Return as soon as `condition()` is true; it is not of a server that does not
+    answer in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with suppress(httpx.TransportError, ResponseHandlingException):
@@ -56,7 +59,8 @@ class Address:
             "api_key": self.api_key,
             "prefer_grpc": self.prefer_grpc,
             "timeout": 60,
-            "check_compatibility": False,  # the matrix holds servers older than the client on purpose
+            # Servers older than the client are tested on purpose.
+            "check_compatibility": False,
             "https": False,
         }
 

@@ -1,4 +1,5 @@
-"""What applications that search and write notice while a correction is made, and what workers lose that die."""
+"""What applications that search and write notice while a correction is made, and what
+workers lose that die."""
 
 import asyncio
 import os
@@ -119,7 +120,7 @@ THREADS, TASKS = 16, 64
 def test_threads_and_tasks_lose_nothing_through_a_refit_and_rollbacks(
     backend, fill, using
 ):
-    """Each writes a point of its own over and over, changes its payload and searches."""
+    """Each writes a point of its own again and again, and searches."""
     corrected = fill(using=using)
     corrected.correct()
     rows, ended = len(corrected.ids), threading.Event()
@@ -131,7 +132,8 @@ def test_threads_and_tasks_lose_nothing_through_a_refit_and_rollbacks(
         return corrected.point(point_id(rows + worker), vector, {"n": 0})
 
     def begin_round(worker):
-        """Return the arguments of a write, every other one not waited for, of a change and of a search."""
+        """Return the arguments of a write, every other one not waited for, of a change
+        and of a search."""
         rounds[worker] += 1
         written = {"points": [point(worker)], "wait": rounds[worker] % 2 == 0}
         change = {"payload": {"n": rounds[worker]}, "points": [point_id(rows + worker)]}

@@ -25,9 +25,9 @@ from integration_tests.galleries import (
 
 
 def runs(gallery, kills):
-    """Apply banks in processes, of which so many are killed at a random moment, and yield after each of these.
+    """Apply banks in processes, and yield after each.
 
-    The first process and the last run to their ends.
+    So many are killed, at random moments. A first and a last one run to their ends.
     """
     moments, killed, bank = random.Random(6), 0, 0
     process, started = applying.start(gallery.url, bank), time.monotonic()
@@ -66,7 +66,8 @@ def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_
 
 
 def wait_until_still(gallery):
-    """Return the correction, and the answers under it: a server may still be doing what a killed process asked for."""
+    """Return the correction, and the answers under it: a server may still be doing what
+    a killed process asked for."""
     store = gallery.store()
     while True:
         before = store.correction()

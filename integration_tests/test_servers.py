@@ -1,4 +1,5 @@
-"""What servers do otherwise than local mode, or than one another: each was read in their source before it was run."""
+"""What servers do otherwise than local mode, or than one another: each was read in
+their source before it was run."""
 
 import base64
 import hashlib
@@ -31,8 +32,8 @@ from integration_tests.servers import wait_until
 def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(
     backend, gallery, payload
 ):
-    """A server 1.14 keeps the payload of a point that was there, by gRPC also if an empty one is given; from 1.15 on it
-    is cleared."""
+    """A server 1.14 keeps the payload of a point that was there, by gRPC also if an
+    empty one is given; from 1.15 on it is cleared."""
     gallery.correct()
     hub, keys = backend.wrapped(), gallery.ids[:3]
     one, two, three = ([gallery.point(key, TARGETS[0], payload)] for key in keys)
@@ -182,7 +183,7 @@ def test_a_strict_server_without_room_for_an_index_is_told_before_anything_is_wr
 
 
 def test_rates_that_are_limited_are_waited_for(fill):
-    # A minute's worth of either is less than what making the gallery and correcting it takes.
+    # To make the gallery and correct it takes more than a minute's worth of either.
     rates = strict(read_rate_limit=150, write_rate_limit=90)
     gallery = fill(rows=60, strict_mode_config=rates)
     model = gallery.correct()
@@ -222,7 +223,8 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
             with pytest.raises(StoreError, match="the api key may not do this"):
                 hubplugin.apply(store, BANK, **APPLY)
         model = gallery.correct()
-        # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
+        # ... but refreshes, who may read both searches corrected, and who may read the
+        # points alone is told.
         both_written = client(QdrantClient, "rw", "", "--hub")
         assert hubplugin.refresh(gallery.store(client=both_written)).stale == 0
         both_read = client(HubQdrantClient, "r", "", "--hub")

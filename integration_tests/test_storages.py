@@ -1,4 +1,5 @@
-"""Both ways in which an offset lies in a collection: as payload, and as one more dimension of a second vector."""
+"""Both ways in which an offset lies in a collection: as payload, and as one more
+dimension of a second vector."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Functions of the standard library, embedded by a real model once, and their exact corrected ranking."""
+"""Functions of the standard library, embedded by a real model once, and their exact
+corrected ranking."""
 
 import os
 import sys
@@ -27,7 +28,8 @@ def embed(texts):
 
 @dataclass
 class Search:
-    """A search over `functions` under `model`, in float64 and straight from the definition."""
+    """A search over `functions` under `model`, in float64 and straight from the
+    definition."""
 
     functions: list[stdlib_search.Function]
     model: OffsetModel
@@ -47,7 +49,8 @@ class Search:
         return [self.functions[row].name for row in np.argsort(-scores)[:5]]
 
     def check(self, ask):
-        """Assert that `ask` finds the corrected ranking of each question, which is not the raw one."""
+        """Assert that `ask` finds the corrected ranking of each question, which is not
+        the raw one."""
         found = [ask(question) for question in self.questions]
         assert found == [self.best(question) for question in self.questions]
         assert found != [self.best(question, raw=True) for question in self.questions]
@@ -74,7 +77,8 @@ def corrected(client, collection, using, functions):
 
 
 def stored_offsets(client, collection):
-    """Return the offset that lies with each point: in its payload, or as the last component of its augmented vector."""
+    """Return the offset that lies with each point: in its payload, or as the last
+    component of its augmented vector."""
     offsets = {}
     for point in client.scroll(collection, limit=1000, with_vectors=True)[0]:
         under = (point.payload or {}).get("hub_offset")

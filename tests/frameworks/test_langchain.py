@@ -70,7 +70,8 @@ def test_an_added_text_has_its_offset(plain, client, search):
 def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(
     plain, search, functions, tmp_path
 ):
-    """`from_texts`, `from_documents` and `from_existing_collection` connect by themselves."""
+    """`from_texts`, `from_documents` and `from_existing_collection` connect by
+    themselves."""
     path = str(tmp_path / "store")
     own = QdrantClient(path=path)
     plain.migrate(own, [COLLECTION, f"{COLLECTION}--hub"])

@@ -33,7 +33,7 @@ RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 
 ONLY_NEWER_LOCAL_MODE = pytest.mark.skipif(
     tuple(map(int, installed("qdrant-client").split(".")[:3])) < (1, 19, 1),
-    reason="up to qdrant-client 1.19.0 a prefetch in local mode takes no id, and no filter from above, as on a server",
+    reason="an older local mode: a prefetch takes no id, and no filter from above",
 )
 
 
@@ -172,7 +172,7 @@ class Awaited:
 
 
 class Served:
-    """A server's stand-in behind a client: local mode that takes one request at a time."""
+    """A server's stand-in: local mode that takes one request at a time."""
 
     def __init__(self, local):
         self._local = local
@@ -198,7 +198,8 @@ def served(client):
 
 
 _CORRECTED: dict[tuple[str, bytes], bytes] = {}
-"""Collections in local mode after `Photos.apply`, by storage and by what they were before."""
+"""Collections in local mode after `Photos.apply`, by storage and by what they were
+before."""
 
 
 @dataclass
@@ -339,7 +340,7 @@ class Photos:
         return QdrantManifest.model_validate(payload).active[self.using or ""]
 
     def stored(self, key):
-        """Return what a point holds of ours: payload under our key, or second vectors."""
+        """Return what a point holds of ours: numbers, or second vectors."""
         (point,) = self.plain.retrieve("photos", [key], with_vectors=True)
         if self.storage == "payload":
             return (point.payload or {}).get("hub_offset", {})
@@ -375,7 +376,8 @@ COLLECTIONS = [
     ("image", DOT, "vector", True),
 ]
 FEW = COLLECTIONS[:3]
-"""Those of `make check`, which have each distance, storage and client among them; `make test` has all."""
+"""Those of `make check`, which have each distance, storage and client among them; `make
+test` has all."""
 
 
 def _name(of):
@@ -391,7 +393,7 @@ def _name(of):
     ]
 )
 def photos(request):
-    """Unnamed and named vectors, each distance, both storages, sync and async clients."""
+    """A collection of each distance, storage and client, named or unnamed."""
     return Photos(*request.param)
 
 
@@ -407,8 +409,8 @@ def in_vector():
 
 @pytest.fixture
 def embedding(monkeypatch):
-    """Documents are embedded as the query, or where they are stored as the bank query, whose number they are, as
-    fastembed would do it in the client."""
+    """Documents are embedded as the query, or where they are stored as the bank query,
+    whose number they are, as fastembed would do it in the client."""
 
     def embedded(value, vectors):
         if isinstance(value, models.Document):

@@ -1,4 +1,5 @@
-"""How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
+"""How widely a corrected search looks: as widely as the raw index's own recall asks
+for, and no wider."""
 
 import itertools
 
@@ -27,8 +28,9 @@ def version(storage, **fields):
 
 
 class Index:
-    """An index that finds a share `raw_recall` of what is there, and a corrected one that finds a result only within
-    so many candidates, or by such an ef, as that result needs."""
+    """An index that finds a share `raw_recall` of what is there, and a corrected one
+    that finds a result only within so many candidates, or by such an ef, as that result
+    needs."""
 
     largest_ef = 4096
     exact_allowed = True
@@ -115,7 +117,8 @@ def test_shard_keys_are_searched_as_often_as_they_have_points():
 
 
 class Codes(Index):
-    """An index that finds no more than a tenth, with which a corrected search is content at once."""
+    """An index that finds no more than a tenth, with which a corrected search is
+    content at once."""
 
     def search_corrected(self, version, limit, exact):
         is_wide = exact and limit != K

@@ -1,5 +1,6 @@
-"""A client that knows of a collection what is no longer so: its searches are answered and its writes end as they would
-if it knew, and nothing of the state before stays behind."""
+"""A client that knows of a collection what is no longer so: its searches are answered
+and its writes end as they would if it knew, and nothing of the state before stays
+behind."""
 
 import pytest
 from qdrant_client import models
@@ -60,7 +61,7 @@ def writes_of(photos, key):
 
 
 def clients_that_know(photos, name="photos"):
-    """Return a client for each write, which has read the state of now, and the model."""
+    """Return a client for each write, which has read state and model of now."""
     clients = [photos.wrapped() for _ in writes_of(photos, 0)]
     for number, client in enumerate(clients, 100):
         client.upsert(name, [photos.point(number, photos.gallery[number])])
@@ -200,7 +201,8 @@ def test_a_search_is_answered_though_the_state_changes_again_and_again(
 
 @IN_BOTH
 def test_offsets_of_an_unknown_version_are_counted_refreshed_and_removed(storage):
-    """As a client leaves them that is killed between a write and the look at the manifest."""
+    """As a client leaves them that is killed between a write and the look at the
+    manifest."""
     photos = Photos(storage=storage)
     photos.corrected()
 

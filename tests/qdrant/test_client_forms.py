@@ -1,4 +1,5 @@
-"""Queries in every form that a client takes, and what becomes of those that cannot be corrected."""
+"""Queries in every form that a client takes, and what becomes of those that cannot be
+corrected."""
 
 import inspect
 

@@ -31,8 +31,9 @@ VECTOR = Photos.queries[0]
 
 
 class Wire:
-    """A server's stand-in: notes each request and answers it out of `results`, by path below /collections/.
+    """A server's stand-in, which notes each request.
 
+    results: The answers, by path below /collections/.
     refused: Paths that answer a status instead.
     changes: Fields of the active version that differ from those of `photos`.
     params: Of the last request.
@@ -225,9 +226,10 @@ class Answering:
 
 @cache
 def asked(storage, by_grpc, distance=COSINE, lacking=None):
-    """Return a client that knows a correction in `storage`, of a server that finds nothing.
+    """Return a client of a server that finds nothing, which knows of a correction.
 
-    None stands for a plain client. lacking: A point without its second vector.
+    storage: The place of its offsets; None for a plain client.
+    lacking: A point without its second vector.
     """
     found = {"result": {"points": []}, "status": "ok", "time": 0.0}
     answer = httpx.Response(200, json=found)
@@ -318,8 +320,10 @@ def test_what_the_plain_client_refuses_or_accepts_as_a_query_the_corrected_one_d
 def test_a_threshold_that_the_server_ignores_is_held_by_the_client(
     wire, client, metric, threshold, scores
 ):
-    """Servers before 1.17 ignore it over a formula, in searches and in groups. Under Euclidean distance a formula
-    yields -distance^2 / 2."""
+    """Servers before 1.17 ignore it over a formula, in searches and in groups.
+
+    Under Euclidean distance a formula yields -distance^2 / 2.
+    """
     wire.changes["metric"] = metric.value
     points = [
         {"id": row, "version": 0, "score": score} for row, score in enumerate(scores)

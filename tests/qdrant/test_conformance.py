@@ -1,4 +1,5 @@
-"""A collection in local mode does what every store must: in memory and on disk, by each distance."""
+"""A collection in local mode does what every store must: in memory and on disk, by each
+distance."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What `explain` prints, and docs/other-clients.md, is what the wrapped client sends."""
+"""The requests that `explain` and docs/other-clients.md print are the client's."""
 
 import json
 import re
@@ -31,7 +31,8 @@ QUERY = [0.5, 0.5, 0.5, 0.5]
 
 
 def make_collection(client, name, using, storage):
-    """Make a corrected collection of 4 dimensions, searched with the constants of the page."""
+    """Make a corrected collection of 4 dimensions, searched with the constants of the
+    page."""
     rng = np.random.default_rng(5)
     parameters = models.VectorParams(size=4, distance=COSINE)
     client.create_collection(name, named(using, parameters))

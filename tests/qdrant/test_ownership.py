@@ -1,4 +1,5 @@
-"""What of a collection is the user's, though it has a name that we would use: it is never written over nor deleted."""
+"""What of a collection is the user's, though it has a name that we would use: it is
+never written over nor deleted."""
 
 import pytest
 from qdrant_client import models

@@ -1,4 +1,5 @@
-"""A collection whose model maps queries ranks as model.queries(q) @ t + offset, however it is asked."""
+"""A collection whose model maps queries ranks as model.queries(q) @ t + offset, however
+it is asked."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Random requests to a corrected collection that others write to, against a search written from the definition."""
+"""Random requests to a corrected collection that others write to, against a search
+written from the definition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ Ranked = list[tuple[int, float]]
 
 
 class Disturbed(QdrantClient):
-    """A client whose next search or batch comes right after somebody else's write, `meanwhile`."""
+    """A client whose next search or batch comes right after somebody else's write,
+    `meanwhile`."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -82,7 +84,7 @@ class World:
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
         parameters = models.VectorParams(size=DIM, distance=self.distance)
-        # In one shard: each shard of a cluster keeps to the limit of a prefetch by itself.
+        # In one shard: each keeps to the limit of a prefetch by itself.
         self.plain.create_collection(
             self.name, {"image": parameters, "text": parameters}, shard_number=1
         )
@@ -128,7 +130,7 @@ class World:
         client.upsert(self.name, [struct], wait=True)
 
     def score(self, key):
-        """Note the offset that the stored vector of a point must have, if it has one."""
+        """Note the offset that the stored vector of a point must have, if any."""
         if "image" in self.points[key].vectors:
             (record,) = self.plain.retrieve(self.name, [key], with_vectors=["image"])
             vector = np.array([record.vector["image"]], np.float32)
@@ -270,7 +272,8 @@ class World:
         return kind(**given)
 
     def check(self, found, expected, which):
-        """Compare the points that were `found` with `which` of those expected; ties may come in either order."""
+        """Compare the points that were `found` with `which` of those expected; ties may
+        come in either order."""
         scores = dict(expected)
         assert {point.id for point in found} <= set(scores)
         given = [point.score for point in found]
@@ -287,7 +290,8 @@ def best_first(found):
 
 
 def wanted(node):
-    """Return the vector or id that `node` asks for the nearest of, or its query of another kind."""
+    """Return the vector or id that `node` asks for the nearest of, or its query of
+    another kind."""
     is_nearest = isinstance(node.query, models.NearestQuery)
     return node.query.nearest if is_nearest else node.query
 
@@ -301,7 +305,8 @@ def ids_in(node):
 
 
 def search(world, client):
-    """Make one random request, alone or in groups or in a batch, right after a stranger's write or not."""
+    """Make one random request, alone or in groups or in a batch, right after a
+    stranger's write or not."""
     unseen = None
     hides = world.storage == "vector" and not world.lacking()
     request = world.request()
@@ -313,7 +318,8 @@ def search(world, client):
     given = {name: value for name, value in request if value is not None}
     if "filter" in given:
         given["query_filter"] = given.pop("filter")
-    # A server looks for missing members of groups with filters of its own, which go into the prefetches, too.
+    # A server looks for missing members of groups with filters of its own, which go
+    # into the prefetches, too.
     grouped = "alone" if world.by_server else "groups"
     way = world.pick("alone", "alone", "batch", grouped)
     if way == "batch":

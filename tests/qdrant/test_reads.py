@@ -1,4 +1,5 @@
-"""A corrected collection searched and read through `HubQdrantClient`, against the exact corrected ranking."""
+"""A corrected collection searched and read through `HubQdrantClient`, against the exact
+corrected ranking."""
 
 import warnings
 
@@ -130,7 +131,10 @@ def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
 def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
     cosine, monkeypatch
 ):
-    """As from a snapshot that was taken before the correction. Each search looks again."""
+    """As from a snapshot that was taken before the correction.
+
+    Each search looks again.
+    """
     monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
     cosine.corrected()
     cosine.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
@@ -178,7 +182,8 @@ def test_a_manifest_that_cannot_be_read_is_searched_raw_and_never_overwritten(
 
 @pytest.mark.parametrize("distance", [COSINE, DOT, EUCLID])
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
-    """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
+    """With second vectors, of which some points have none: each of the two lists may
+    have 12 of the candidates."""
     photos = Photos("image", distance, "vector")
     photos.corrected()
     lacking = [7, 50]

@@ -1,4 +1,5 @@
-"""Queries recorded by a corrected client: which, where, and without a search ever failing for it."""
+"""Queries recorded by a corrected client: which, where, and without a search ever
+failing for it."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
-"""Whatever the plain client refuses, the wrapped one refuses with the same error and leaves the same content; whatever
-it takes, the wrapped one takes, and gives it its offset."""
+"""Whatever the plain client refuses, the wrapped one refuses with the same error and
+leaves the same content; whatever it takes, the wrapped one takes, and gives it its
+offset."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def corrected(*of):
 
 
 class Pair:
-    """Two copies of a corrected collection: one that the plain client writes to, one that the wrapped client does."""
+    """Two copies of a corrected collection: one that the plain client writes to, one
+    that the wrapped client does."""
 
     def __init__(self, using, distance, storage, awaited):
         self._photos = corrected(using, distance, storage)
@@ -98,7 +100,8 @@ def is_corrected(point):
 
 
 def of_the_user(point):
-    """Return what a point holds that is the user's own; an id that the client made up counts as any."""
+    """Return what a point holds that is the user's own; an id that the client made up
+    counts as any."""
     key = point.id if isinstance(point.id, int) or point.id in KNOWN else "made up"
     held = [
         sorted((name, value) for name, value in each.items() if name[:4] != "hub_")
@@ -257,7 +260,8 @@ SELECTORS = st.sampled_from(
 
 
 def changes(using):
-    """Return what takes offsets with it: vectors are deleted, payloads written over or cleared."""
+    """Return what takes offsets with it: vectors are deleted, payloads written over or
+    cleared."""
     names = [[using], [using, "other"], ["other"], ["hub_v1"], [], None]
     return st.one_of(
         calls("delete_vectors", st.sampled_from(names), SELECTORS),

@@ -1,4 +1,5 @@
-"""The job on a collection: what it leaves behind, what it refuses, and what it does when it is cut off."""
+"""The job on a collection: what it leaves behind, what it refuses, and what it does
+when it is cut off."""
 
 from collections import Counter
 
@@ -216,7 +217,8 @@ def test_a_storage_that_the_server_cannot_have_is_refused_before_anything_is_wri
 
 
 def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(cosine):
-    """As with a server: local mode takes no unnamed vectors then, but those that the wrapped client names ""."""
+    """As with a server: local mode takes no unnamed vectors then, but those that the
+    wrapped client names ""."""
     served(cosine.plain)
     before = [(point.id, point.payload) for point in cosine.contents()]
     cosine.storage = "vector"
@@ -330,7 +332,10 @@ def test_a_server_that_is_away_for_a_moment_stops_no_run_and_no_opening(
 def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(
     cosine, monkeypatch
 ):
-    """A client reads the manifest anew every few seconds. A kill while they are waited for costs nothing."""
+    """A client reads the manifest anew every few seconds.
+
+    A kill while they are waited for costs nothing.
+    """
     served(cosine.plain)
     monkeypatch.setattr(transport, "SERVER_SECONDS", 0)  # local mode makes no index
     running, writer, query = cosine.apply(), cosine.wrapped(), cosine.queries[0]

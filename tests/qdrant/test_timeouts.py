@@ -1,4 +1,5 @@
-"""A server that takes connections and never answers: the client's own error, and nothing that waits without an end."""
+"""A server that takes connections and never answers: the client's own error, and
+nothing that waits without an end."""
 
 import socket
 import threading
@@ -10,7 +11,8 @@ from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from tests.qdrant.conftest import DOT, Awaited, Photos
 
 PATIENCE = 60.0
-"""Seconds after which a call that should have ended long ago is taken for one without an end."""
+"""Seconds after which a call that should have ended long ago is taken for one without
+an end."""
 
 
 @pytest.fixture

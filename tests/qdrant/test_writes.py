@@ -1,4 +1,5 @@
-"""Whatever is written through the wrapper has the offset of its vector afterwards, and keeps it."""
+"""Whatever is written through the wrapper has the offset of its vector afterwards, and
+keeps it."""
 
 import numpy as np
 import pytest
