@@ -72,13 +72,17 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(
 
 def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
     cosine.apply()
-    delete_payload, gone, said = cosine.plain.delete_payload, [3, 5], []
+    said = []
 
-    def meanwhile(*given, **named):
-        cosine.plain.delete("photos", gone)
-        return delete_payload(*given, **named)
+    def disturbed(request):
+        def meanwhile(*given, **named):
+            cosine.plain.delete("photos", [3, 5])
+            return request(*given, **named)
 
-    cosine.plain.delete_payload = meanwhile
+        return meanwhile
+
+    for name in ("delete_payload", "batch_update_points"):
+        setattr(cosine.plain, name, disturbed(getattr(cosine.plain, name)))
     compute = Compute(progress=lambda *told: said.append(told))
     hubplugin.remove(cosine.store(), compute=compute)
     assert said[-1] == ("removing offsets", ROWS, ROWS)

@@ -79,7 +79,9 @@ def written(cosine, monkeypatch):
     written = []
 
     def noted_update(collection, operations, **named):
-        written.extend(each.set_payload.points[0] for each in operations)
+        for operation in operations:
+            (body,) = operation.__dict__.values()
+            written.extend(body.points)
         return update(collection, operations, **named)
 
     def noted_delete(collection, keys, points, **named):
