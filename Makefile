@@ -55,7 +55,7 @@ lowest: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --clear --python $(PYTHON) .lowest
 	$(BIN)/uv pip install --python .lowest --resolution lowest-direct --editable '.[all]' 'ranx>=0.3.20' 'scikit-learn>=1.4' 'pytest>=8.2' 'hypothesis>=6.100'
-	.lowest/bin/python -m pytest tests/core tests/query_dependent tests/tuning tests/evaluation tests/faiss tests/qdrant/test_plain_client.py tests/qdrant/test_jobs.py tests/qdrant/test_changes.py tests/qdrant/test_calibration.py
+	.lowest/bin/python -m pytest tests/core tests/query_dependent tests/tuning tests/evaluation tests/faiss tests/qdrant/test_plain_client.py tests/qdrant/test_jobs.py tests/qdrant/test_calibration.py
 
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
 integration: $(VENV)/installed

@@ -1,8 +1,10 @@
-"""A process that applies a correction, to be killed. It imports little by itself: a fork server does that once."""
+"""A process that applies a correction, to be killed.
+
+It imports little by itself: a fork server does that once.
+"""
 
 import multiprocessing
 import os
-from multiprocessing.connection import Connection
 
 import hubplugin_qdrant.transport
 from hubplugin import apply, open_store
@@ -12,18 +14,23 @@ from integration_tests.galleries import APPLY, BANK, OTHER_BANK
 BANKS = (BANK, OTHER_BANK)
 
 
-def run(url: str, bank: int, environment: dict[str, str], begun: Connection) -> None:
-    """Applies BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
+def run(url, bank, environment, begun):
+    """Apply BANKS[bank] to the store at `url`, in batches so small that a kill mostly
+    falls between two."""
     os.environ.update(environment)
     hubplugin_qdrant.transport.BATCH = 10
-    metadata.MANIFEST_SECONDS = 0.1  # so that a kill seldom falls into the wait for clients, where nothing is written
+    # So that a kill seldom falls into the wait for clients, where nothing is written.
+    metadata.MANIFEST_SECONDS = 0.1
     begun.send(None)
     apply(open_store(url), BANKS[bank], **APPLY)
     os._exit(0)
 
 
-def start(url: str, bank: int) -> multiprocessing.process.BaseProcess:
-    """The process, which has begun. It is given the api key: a fork server has the environment of its own start."""
+def start(url, bank):
+    """Return the process, which has begun.
+
+    It is given the api key: a fork server has the environment of its own start.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch"])
     here, there = context.Pipe(duplex=False)

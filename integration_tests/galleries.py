@@ -1,34 +1,29 @@
-"""Something to correct: real embeddings in a collection, with what a scenario asks of it."""
+"""Something to correct: real embeddings in a collection, with what a scenario asks of
+it."""
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 import hubplugin_qdrant
-from hubplugin import Bank, OffsetModel, apply, inspect
+from hubplugin import Bank, apply, inspect
 from hubplugin.metric import normalise
-from hubplugin.store import Store
-from integration_tests.waiting import wait_until
+from integration_tests.servers import wait_until
 
 K = 10
 
 AGREED = 0.95
-"""What a corrected search must reach where the raw one is exact: candidates are chosen for 0.99, by other queries."""
-
-PAGE = 50
-"""Points read or written at a time: what the strictest server of a scenario allows."""
-
+"""What a corrected search must reach where the raw one is exact: candidates are chosen
+for 0.99, by other queries."""
 
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
 
-Content: TypeAlias = dict[int | str, tuple[list[float], dict[str, Any]]]
+Content: TypeAlias = dict[int | str, tuple[Any, dict[str, Any]]]
 """The vector and the payload of every point."""
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
@@ -40,7 +35,8 @@ NAMES = json.loads((DATA / "names.json").read_text())["test"][:300]
 TARGETS, LATER = _example["test_targets"][:300], _example["test_targets"][300:350]
 QUERIES = _example["test_queries"][:40]
 BANK, OTHER_BANK = _example["bank_queries"][:600], _example["bank_queries"][600:1200]
-"""The gallery, targets that come later, the queries of the scenarios, and two banks: [rows, 384], unit length."""
+"""The gallery, targets that come later, the queries of the scenarios, and two banks:
+[rows, 384], unit length."""
 
 PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 """A bank that knows what its queries ask for."""
@@ -48,18 +44,19 @@ PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}
 EXACT = models.SearchParams(exact=True)
 APPLY = FIT | {"force": True}
-"""Scenarios that are not about the guard do without it: it costs more than the rest of them."""
+"""Scenarios that are not about the guard do without it: it costs more than the rest of
+them."""
 
 
-def point_id(row: int) -> int | str:
-    """Integers and UUIDs by turns."""
+def point_id(row):
+    """Return integers and UUIDs by turns."""
     return row if row % 2 else str(uuid.UUID(int=row))
 
 
-def payload(row: int) -> dict[str, Any]:
-    """One value of every type that a payload can hold."""
+def payload(row):
+    """Return one value of every type that a payload can hold."""
     return {
-        "name": NAMES[row] if row < len(NAMES) else "later",
+        "name": NAMES[row],
         "module": f"module {row % 40}",
         "row": row,
         "size": row / 7,
@@ -78,52 +75,47 @@ def payload(row: int) -> dict[str, Any]:
     }
 
 
-def exact_scores(
-    queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None
-) -> np.ndarray:
-    """s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
+def exact_scores(queries, vectors, model):
+    """Return s(q, t) + offset(t) in double precision, with the map of `model`:
+    [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
-    offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
     mapped = normalise(queries, "queries").astype(np.float64)
-    if model is not None and model.query_map is not None:
-        mapped = mapped + np.einsum(
-            "ed,qd->qe", model.query_map.step.astype(np.float64), mapped
-        )
-    return np.einsum("qd,td->qt", mapped, unit) + offsets
+    if model is None:
+        return np.einsum("qd,td->qt", mapped, unit)
+    if model.query_map is not None:
+        step = model.query_map.step.astype(np.float64)
+        mapped = mapped + np.einsum("ed,qd->qe", step, mapped)
+    return np.einsum("qd,td->qt", mapped, unit) + model.offsets(vectors)
 
 
-def assert_same(content: Content, expected: Content) -> None:
-    """Every point with its payload, and its vectors up to roundings: local mode normalises anew when it is opened."""
-    assert {key: payload for key, (_, payload) in content.items()} == {
-        key: row[1] for key, row in expected.items()
-    }
-    for key, (vector, _) in content.items():
-        named, wanted = (
-            v if isinstance(v, dict) else {"": v} for v in (vector, expected[key][0])
-        )
-        assert named.keys() == wanted.keys()
-        for name, values in named.items():
-            np.testing.assert_allclose(values, wanted[name], rtol=0, atol=1e-6)
+def assert_same(content, expected):
+    """Assert that every point has its payload, and its vectors up to roundings."""
+    assert content.keys() == expected.keys()
+    for key, (vector, stored) in content.items():
+        wanted, payload = expected[key]
+        assert stored == payload
+        pair = [
+            each if isinstance(each, dict) else {"": each} for each in (vector, wanted)
+        ]
+        assert pair[0].keys() == pair[1].keys()
+        for name, values in pair[0].items():
+            np.testing.assert_allclose(values, pair[1][name], rtol=0, atol=1e-6)
 
 
 class Gallery:
-    """A collection with one dense vector, `using`, beside what `options` of `create_collection` bring: rows 0, 1, ...
-    of TARGETS with `point_id` and `payload`."""
+    """A collection with one dense vector, `using`, beside what `options` of
+    `create_collection` bring: rows 0, 1, ... of TARGETS with `point_id` and `payload`.
+    """
 
     def __init__(
-        self,
-        backend: Any,
-        name: str,
-        *,
-        using: str = "",
-        rows: int = len(TARGETS),
-        graph: bool = False,
-        vector: dict[str, Any] | None = None,
-        **options: Any,
+        self, server, *, using="", rows=300, graph=False, vector=None, **options
     ):
-        self.backend, self.name, self.using = backend, name, using
-        self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
-        self.client, self.url = backend.client(), backend.url(name)
+        self.name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
+        self.using = using
+        self.ids = [point_id(row) for row in range(rows)]
+        self.vectors = TARGETS[:rows]
+        self.client = server.client()
+        self.url = server.url(self.name)
         if using:
             self.url += f"{'&' if '?' in self.url else '?'}using={using}"
         parameters = models.VectorParams(
@@ -137,137 +129,97 @@ class Gallery:
                 "optimizers_config": models.OptimizersConfigDiff(indexing_threshold=10),
             }
         self.client.create_collection(
-            name, {using: parameters} if using else parameters, **options
+            self.name, {using: parameters} if using else parameters, **options
         )
         points = [
-            self.point(key, self.vectors[row], payload(row))
+            self.point(key, TARGETS[row], payload(row))
             for row, key in enumerate(self.ids)
         ]
-        self.client.upload_points(name, points, batch_size=PAGE, wait=True)
+        # Of so many points the strictest server of a scenario takes a request.
+        self.client.upload_points(self.name, points, batch_size=50, wait=True)
         if graph:
             wait_until(self.is_indexed)
 
-    def point(
-        self, key: int | str, vector: np.ndarray, payload: dict[str, Any] | None = None
-    ) -> models.PointStruct:
-        return models.PointStruct(id=key, vector=self.vector(vector), payload=payload)
-
-    def vector(self, vector: np.ndarray) -> Any:
-        """`vector` [d] as requests have it."""
+    def vector(self, vector):
+        """Return `vector` [d] as requests have it."""
         dense = vector.tolist()
         return {self.using: dense} if self.using else dense
 
-    def is_indexed(self) -> bool:
-        """Whether the server is done with its graphs. It makes none for a handful of points that lie by themselves."""
+    def point(self, key, vector, payload=None):
+        return models.PointStruct(id=key, vector=self.vector(vector), payload=payload)
+
+    def moved(self, key, vector):
+        return models.PointVectors(id=key, vector=self.vector(vector))
+
+    def is_indexed(self):
+        """Tell whether the server is done with its graphs.
+
+        It makes none for a handful of points that lie by themselves.
+        """
         info = self.client.get_collection(self.name)
-        return (
-            info.status == models.CollectionStatus.GREEN
-            and (info.indexed_vectors_count or 0) > len(self.ids) / 2
-        )
+        is_green = info.status == models.CollectionStatus.GREEN
+        return is_green and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
-    def store(
-        self, storage: Any = "auto", client: QdrantClient | None = None, **options: Any
-    ) -> Store:
-        """It, as hubplugin's own store, which keeps a new correction as `storage`, with `options` of `open_store`."""
+    def store(self, storage="auto", client=None):
+        """Return it as hubplugin's own store, which keeps a new correction as
+        `storage`."""
         return hubplugin_qdrant.open_store(
-            client or self.client,
-            self.name,
-            vector=self.using,
-            storage=storage,
-            **options,
+            client or self.client, self.name, vector=self.using, storage=storage
         )
 
-    def correct(
-        self,
-        storage: Any = "auto",
-        bank: Any = BANK,
-        **options: Any,
-    ) -> OffsetModel:
-        """The model of a correction that is applied to it, with `options` of `apply`."""
+    def correct(self, storage="auto", bank=BANK, **options):
+        """Apply a correction, with `options` of `apply`, and return its model."""
         return apply(self.store(storage), bank, **(APPLY | options)).model
 
-    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
-        """Adds or replaces targets as another program would, past hubplugin."""
-        points = [
-            self.point(key, vector, {"row": -1})
-            for key, vector in zip(ids, vectors, strict=True)
-        ]
-        self.client.upsert(self.name, points, wait=True)
+    def content(self):
+        """Return every point as it lies there: its vector and its whole payload."""
+        points, _ = self.client.scroll(self.name, limit=100_000, with_vectors=True)
+        return {point.id: (point.vector, point.payload) for point in points}
 
-    def content(self) -> Content:
-        """Every point as it lies there: its vector and its whole payload."""
-        content: Content = {}
-        following = None
-        while True:
-            records, following = self.client.scroll(
-                self.name,
-                limit=PAGE,
-                offset=following,
-                with_payload=True,
-                with_vectors=True,
-            )
-            for record in records:
-                key = record.id if isinstance(record.id, int) else str(record.id)
-                content[key] = (record.vector, record.payload)
-            if following is None:
-                return content
-
-    @contextmanager
-    def let_go(self) -> Iterator[None]:
-        """In here another process may open it; afterwards it is opened anew."""
-        if hasattr(self.backend, "close"):
-            self.backend.close()
-        yield
-        self.client = self.backend.client()
-
-    def drop(self) -> None:
-        """Leaves nothing behind."""
-        client = self.backend.client()
+    def drop(self):
+        """Leave nothing behind."""
         for name in (self.name, f"{self.name}--hub"):
-            client.delete_collection(name)
+            self.client.delete_collection(name)
 
-    def search(
-        self,
-        client: QdrantClient,
-        name: str = "",
-        queries: np.ndarray = QUERIES,
-        **options: Any,
-    ) -> Any:
-        """The points that `client` finds for each query, under the `name` of an alias or its own."""
-        using = self.using or None
+    def search(self, client, queries=QUERIES, limit=K, **options):
+        """Return the points that `client` finds for each query."""
+        given = {"using": self.using or None, "limit": limit, **options}
         return [
-            client.query_points(
-                name or self.name, query, using, **({"limit": K} | options)
-            ).points
-            for query in queries
+            client.query_points(self.name, query, **given).points for query in queries
         ]
 
-    def health(self) -> tuple[int, int, int]:
-        """How many targets there are, and how many of their offsets are missing and stale."""
-        report = inspect(self.store(client=self.backend.client()), queries=0)
+    def found(self, raw=False):
+        """Return the ids that its store finds for each query."""
+        return self.store().search(QUERIES, K, raw=raw).ids
+
+    def health(self):
+        """Return how many targets there are, and how many of their offsets are missing
+        and stale."""
+        report = inspect(self.store(), queries=0)
         return report.count, report.missing, report.stale
 
-    def agreement(
-        self,
-        client: QdrantClient | Answer,
-        model: OffsetModel | None,
-        name: str = "",
-        **options: Any,
-    ) -> float:
-        """The share of what `client` finds, or of these ids, that belongs to the exact first results of each query,
-        corrected by `model`. options: of `search`."""
-        answer = (
-            client
-            if isinstance(client, list)
-            else ids_of(self.search(client, name, **options))
-        )
-        scores = exact_scores(options.get("queries", QUERIES), self.vectors, model)
+    def assert_whole(self, model):
+        """Assert that every target has its offset, and is found by it."""
+        assert self.health() == (len(self.ids), 0, 0)
+        assert self.agreement(self.found(), model) >= AGREED
+
+    def agreement(self, answer, model, **options):
+        """Return the share of an answer that belongs to the exact first results.
+
+        Args:
+            answer: The ids, or the client that finds them.
+            model: What corrects the exact results; None for raw ones.
+            options: Of `search`.
+        """
+        if not isinstance(answer, list):
+            answer = ids_of(self.search(answer, **options))
+        scores = exact_scores(QUERIES, self.vectors, model)
         row = {key: number for number, key in enumerate(self.ids)}
         rows = np.array([[row[key] for key in line] for line in answer])
         last = np.sort(scores, axis=1)[:, -rows.shape[1]][:, None] - 1e-5
         return float((np.take_along_axis(scores, rows, axis=1) >= last).mean())
 
 
-def ids_of(found: Iterable[Iterable[Any]]) -> Answer:
-    """The ids of the points that were found for each query."""
+def ids_of(found):
+    """Return the ids of the points that were found for each query."""
     return [[point.id for point in points] for points in found]

@@ -1,109 +1,121 @@
-"""Qdrant servers that are started from here, as executables and as containers, and where they listen."""
+"""Qdrant servers that are started from here, as executables and as containers, and
+where they listen."""
 
 import os
 import shlex
 import shutil
 import socket
 import subprocess
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import httpx
 from pytest_docker.plugin import DockerComposeExecutor, execute
-from qdrant_client import QdrantClient
-
-from integration_tests.waiting import wait_until
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 IMAGE = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or 'v1.19.0'}"
 COMPOSE_FILE = Path(__file__).with_name("docker-compose.yml")
 
+PATIENCE_SECONDS = 600.0
+"""Nothing takes so long, on a busy machine either: whoever has waited for it waits in
+vain."""
+
+
+def wait_until(condition):
+    """Return as soon as `condition()` is true; it is not of a server that does not
+    answer in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError, ResponseHandlingException):
+            if condition():
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"waited for {PATIENCE_SECONDS} seconds")
+
 
 @dataclass(frozen=True)
 class Address:
-    """Where one server answers, and how it wants to be spoken to."""
+    """The ports of a server on this machine, and how it wants to be spoken to."""
 
-    host: str
     http: int
     grpc: int
     api_key: str | None = None
     prefer_grpc: bool = False
 
-    def options(self) -> dict:
+    @property
+    def root(self):
+        return f"http://127.0.0.1:{self.http}"
+
+    def options(self):
         return {
-            "host": self.host,
+            "host": "127.0.0.1",
             "port": self.http,
             "grpc_port": self.grpc,
             "api_key": self.api_key,
             "prefer_grpc": self.prefer_grpc,
             "timeout": 60,
-            "check_compatibility": False,  # the matrix holds servers older than the client on purpose
+            # Servers older than the client are tested on purpose.
+            "check_compatibility": False,
             "https": False,
         }
 
-    def client(self) -> QdrantClient:
-        return QdrantClient(**self.options())
+    def request(self, method, path, **options):
+        """Return what the server answers to a request past the client."""
+        headers = {"api-key": self.api_key} if self.api_key else {}
+        url = f"{self.root}/{path}"
+        answer = httpx.request(method, url, headers=headers, timeout=60, **options)
+        return answer.raise_for_status()
 
-    def ready(self) -> bool:
+    def is_ready(self):
         try:
-            return httpx.get(f"http://{self.host}:{self.http}/readyz").is_success
+            return httpx.get(f"{self.root}/readyz").is_success
         except httpx.TransportError:
             return False
 
-    def url(self, collection: str) -> str:
-        by_grpc = f"?grpc={self.grpc}" if self.prefer_grpc else ""
-        return f"qdrant://{self.host}:{self.http}/{collection}{by_grpc}"
-
 
 class Process(ABC):
-    """A server that can be stopped and started again, on ports that stay the same. What it reads lies under `folder`.
+    """A server that can be stopped and started again, on ports that stay the same.
 
-    settings: environment variables. arguments: of the command line. peer: the URL by which other nodes of its cluster
-    reach it."""
+    folder: Holds what it reads.
+    settings: Environment variables.
+    arguments: Of the command line.
+    peer: The URL by which other nodes of its cluster reach it.
+    """
 
     peer: str
+    arguments: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        folder: Path,
-        address: Address | None = None,
-        settings: dict[str, str] | None = None,
-        arguments: Sequence[str] = (),
-    ):
+    def __init__(self, folder, api_key=None, **settings):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.address = (
-            folder,
-            address or Address("127.0.0.1", *free_ports(2)),
-        )
-        self.settings = {"QDRANT__TELEMETRY_DISABLED": "true", **(settings or {})}
-        self.arguments = tuple(arguments)
+        self.folder = folder
+        self.address = Address(*free_ports(2), api_key)
+        self.settings = {"QDRANT__TELEMETRY_DISABLED": "true", **settings}
+        if api_key:
+            self.settings["QDRANT__SERVICE__API_KEY"] = api_key
+            self.settings["QDRANT__SERVICE__JWT_RBAC"] = "true"
 
     @staticmethod
     @abstractmethod
-    def missing() -> str | None:
-        """Why there is no such process here, and what to do; None if there is."""
-
-    @staticmethod
-    def unobtainable() -> str | None:
-        """Why what it needs from elsewhere cannot be had, once that was tried; None if it is here now."""
-        return None
+    def missing():
+        """Say why there is no such process here, and what to do; None if there is."""
 
     @abstractmethod
-    def start(self) -> None:
-        """Returns when it answers."""
+    def start(self):
+        """Return when it answers."""
 
     @abstractmethod
-    def stop(self) -> None: ...
+    def stop(self): ...
 
     @abstractmethod
-    def kill(self) -> None: ...
+    def kill(self): ...
 
-    def remove(self) -> None:
-        """Stops it, and leaves nothing behind but files in its folder."""
+    def remove(self):
+        """Stop it, and leave nothing behind but files in its folder."""
         self.stop()
 
 
@@ -125,40 +137,36 @@ class Executable(Process):
         }
 
     @staticmethod
-    def missing() -> str | None:
+    def missing():
         return None if shutil.which("qdrant") else "put a qdrant executable on PATH"
 
-    def start(self) -> None:
-        command, environment = ["qdrant", *self.arguments], os.environ | self.settings
+    def start(self):
         with (self.folder / "log").open("ab") as log:
             self._running = subprocess.Popen(
-                command,
+                ["qdrant", *self.arguments],
                 cwd=self.folder,
-                env=environment,
+                env=os.environ | self.settings,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
         wait_until(self._answers)
 
-    def _answers(self) -> bool:
+    def _answers(self):
         assert self._running is not None
-        if self._running.poll() is not None:
-            raise RuntimeError(
-                f"qdrant ended with status {self._running.returncode}: see {self.folder / 'log'}"
-            )
-        return self.address.ready()
+        status = self._running.poll()
+        assert status is None, f"qdrant ended with {status}: see {self.folder / 'log'}"
+        return self.address.is_ready()
 
-    def stop(self) -> None:
+    def stop(self):
         if self._running is not None:
             self._running.terminate()
             try:
                 self._running.wait(30)
             except subprocess.TimeoutExpired:
-                self._running.kill()
-                self._running.wait()
+                self.kill()
             self._running = None
 
-    def kill(self) -> None:
+    def kill(self):
         assert self._running is not None
         self._running.kill()
         self._running.wait()
@@ -171,47 +179,30 @@ class Container(Process):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        project, variables = (
-            f"hubplugin-{uuid.uuid4().hex[:8]}",
-            self.folder / "server.env",
-        )
+        project = f"hubplugin-{uuid.uuid4().hex[:8]}"
+        self._variables = self.folder / "server.env"
         self._compose = DockerComposeExecutor(
-            f'docker compose --env-file "{variables}"', str(COMPOSE_FILE), project
+            f'docker compose --env-file "{self._variables}"', str(COMPOSE_FILE), project
         )
         self.peer = f"http://{project}:6335"
 
     @staticmethod
     @cache
-    def missing() -> str | None:
+    def missing():
         if shutil.which("docker") is None:
             return "install Docker with its compose plugin"
-        for command in ("compose version", "info"):
-            run = subprocess.run(["docker", *command.split()], capture_output=True)
-            if run.returncode:
-                return (
-                    f"docker {command} fails: start the engine, with its compose plugin"
-                )
-        return None
-
-    @staticmethod
-    @cache
-    def unobtainable() -> str | None:
-        """Pulls the image if it is not here."""
-        if not subprocess.run(
-            ["docker", "image", "inspect", IMAGE], capture_output=True
-        ).returncode:
+        for command in (["compose", "version"], ["info"]):
+            if docker(*command).returncode:
+                said = f"docker {' '.join(command)} fails"
+                return f"{said}: start the engine, with its compose plugin"
+        if docker("image", "inspect", IMAGE).returncode == 0:
             return None
-        pull = subprocess.run(
-            ["docker", "pull", "--quiet", IMAGE], capture_output=True, text=True
-        )
-        reason = (pull.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return (
-            f"the Docker engine cannot get {IMAGE}: {reason}"
-            if pull.returncode
-            else None
-        )
+        pull = docker("pull", "--quiet", IMAGE)
+        if pull.returncode == 0:
+            return None
+        return f"the Docker engine cannot get {IMAGE}: {pull.stderr.strip()[-200:]}"
 
-    def start(self) -> None:
+    def start(self):
         variables = self.settings | {
             "SERVER_IMAGE": IMAGE,
             "SERVER_ARGUMENTS": shlex.join(self.arguments),
@@ -221,23 +212,27 @@ class Container(Process):
             "SERVER_GRPC": str(self.address.grpc),
         }
         lines = [f"{name}={value}\n" for name, value in variables.items()]
-        (self.folder / "server.env").write_text("".join(lines))
+        self._variables.write_text("".join(lines))
         self._compose.execute("up --detach --wait")
-        wait_until(self.address.ready)
+        wait_until(self.address.is_ready)
 
-    def stop(self) -> None:
+    def stop(self):
         self._compose.execute("stop")
 
-    def kill(self) -> None:
+    def kill(self):
         self._compose.execute("kill")
 
-    def remove(self) -> None:
+    def remove(self):
         self._compose.execute("down --volumes --timeout 5")
 
 
+def docker(*command):
+    return subprocess.run(["docker", *command], capture_output=True, text=True)
+
+
 @contextmanager
-def container_network() -> Iterator[str]:
-    """The name of a network in which containers find each other by name."""
+def container_network():
+    """Yield the name of a network in which containers find each other by name."""
     name = f"hubplugin-{uuid.uuid4().hex[:8]}"
     execute(f"docker network create {name}")
     try:
@@ -246,8 +241,11 @@ def container_network() -> Iterator[str]:
         execute(f"docker network rm {name}")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that the system has free. All are held until all are known, so that no two are the same."""
+def free_ports(count):
+    """Return ports that the system has free.
+
+    All are held until all are known, so that no two are the same.
+    """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for free in sockets:

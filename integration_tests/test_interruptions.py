@@ -4,10 +4,8 @@ import random
 import threading
 import time
 
-import httpx
 import numpy as np
 import pytest
-from qdrant_client import models
 
 import hubplugin
 import hubplugin_qdrant.transport
@@ -26,76 +24,69 @@ from integration_tests.galleries import (
 )
 
 
+def runs(gallery, kills):
+    """Apply banks in processes, and yield after each.
+
+    So many are killed, at random moments. A first and a last one run to their ends.
+    """
+    moments, killed, bank = random.Random(6), 0, 0
+    process, started = applying.start(gallery.url, bank), time.monotonic()
+    process.join()
+    longest = time.monotonic() - started
+    assert process.exitcode == 0
+    while killed < kills:
+        if process.exitcode == 0:
+            bank = 1 - bank
+        process = applying.start(gallery.url, bank)
+        process.join(moments.uniform(0, 1.5 * longest))
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -9)
+        killed += process.exitcode == -9
+        yield
+    process = applying.start(gallery.url, bank)
+    process.join()
+    assert process.exitcode == 0
+
+
 def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_on(
     fill, pytestconfig
 ):
     gallery = fill(rows=60)
-    before, raw = gallery.content(), gallery.store().search(QUERIES, K).ids
-    moments, killed, bank, kills = (
-        random.Random(6),
-        0,
-        0,
-        pytestconfig.getoption("--kills"),
-    )
-    longest = run_whole(
-        gallery, bank
-    )  # an uninterrupted run, to know how long one takes
-    while killed < kills:
-        bank = 1 - bank
-        was_killed = True
-        while was_killed and killed < kills:
-            with gallery.let_go():
-                was_killed = start_and_kill(gallery, bank, moments.uniform(0, longest))
-            killed += was_killed
-            correction, answers = wait_until_still(gallery)
-            if correction is None or not correction.active:
-                assert answers == raw
-            else:
-                assert gallery.agreement(answers, correction.model) >= AGREED
-    run_whole(gallery, bank)
+    before, raw = gallery.content(), gallery.found()
+    for _ in runs(gallery, pytestconfig.getoption("--kills")):
+        correction, answers = wait_until_still(gallery)
+        if correction is None or not correction.active:
+            assert answers == raw
+        else:
+            assert gallery.agreement(answers, correction.model) >= AGREED
     assert gallery.health()[1:] == (0, 0)
     hubplugin.remove(gallery.store())
     assert_same(gallery.content(), before)
 
 
-def start_and_kill(gallery, bank, seconds):
-    """Kills a run that applies a bank, after so many seconds at most; whether it had not ended by then."""
-    process = applying.start(gallery.url, bank)
-    process.join(seconds)
-    process.kill()
-    process.join()
-    assert process.exitcode in (0, -9)
-    return process.exitcode == -9
-
-
 def wait_until_still(gallery):
-    """The correction, and the answers under it: a server may still be doing what a killed process asked for."""
+    """Return the correction, and the answers under it: a server may still be doing what
+    a killed process asked for."""
     store = gallery.store()
     while True:
-        before, answers, after = (
-            store.correction(),
-            store.search(QUERIES, K).ids,
-            store.correction(),
-        )
+        before = store.correction()
+        answers = store.search(QUERIES, K).ids
+        after = store.correction()
         if str(before) == str(after):
             return after, answers
 
 
-def run_whole(gallery, bank):
-    """A run to its end; returns how many seconds it took."""
-    with gallery.let_go():
-        process, started = applying.start(gallery.url, bank), time.monotonic()
-        process.join()
-        assert process.exitcode == 0
-        return time.monotonic() - started
-
-
 class Stranger:
-    """Another program that writes to a gallery past hubplugin, in a thread, and remembers what must be there: by id the
-    vector and the payload that it wrote last. `step` is one write of it, which was done when it returns."""
+    """Another program that writes to a gallery past hubplugin, in a thread.
+
+    expected: By id the vector and the payload that it wrote last.
+    """
 
     def __init__(self, client, gallery):
-        self._client, self._gallery, self._random = client, gallery, random.Random(7)
+        self._client = client
+        self._gallery = gallery
+        self._random = random.Random(7)
         rows = zip(gallery.ids, gallery.vectors, strict=True)
         self.expected = {
             key: (vector, payload(row)) for row, (key, vector) in enumerate(rows)
@@ -121,11 +112,12 @@ class Stranger:
             self._errors.append(error)
 
     def step(self):
+        """Write once; it is done on return."""
         where = {"collection_name": self._gallery.name, "wait": True}
         key = self._random.choice(list(self.expected))
         vector, stored = self.expected[key]
         row = self._random.randrange(len(TARGETS))
-        moved = np.float32(TARGETS[row] + 0.05 * TARGETS[self._random.randrange(60)])
+        other = np.float32(TARGETS[row] + 0.05 * TARGETS[self._random.randrange(60)])
         kind = self._random.choice(["new", "another", "vector", "payload", "delete"])
         if kind == "delete":
             if len(self.expected) > 40:
@@ -135,12 +127,12 @@ class Stranger:
         if kind in ("new", "another"):
             if kind == "new":
                 key = 1_000_000 + len(self.expected)
-            vector, stored = moved, {"row": row}
+            vector, stored = other, {"row": row}
             point = self._gallery.point(key, vector, stored)
             self._client.upsert(points=[point], **where)
         elif kind == "vector":
-            vector = moved
-            update = models.PointVectors(id=key, vector=self._gallery.vector(moved))
+            vector = other
+            update = self._gallery.moved(key, vector)
             self._client.update_vectors(points=[update], **where)
         else:
             stored = {"seen": False}
@@ -148,33 +140,27 @@ class Stranger:
         self.expected[key] = (vector, stored)
 
 
-@pytest.mark.needs("server")
 def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(
     backend, fill, storage, pytestconfig
 ):
     gallery = fill(rows=60, using="code")
     gallery.url += f"&storage={storage}"
-    moments, killed, bank = random.Random(8), 0, 0
-    longest = run_whole(gallery, bank)
     hub = backend.wrapped()
+    every_run = runs(gallery, pytestconfig.getoption("--kills"))
     with Stranger(backend.client(), gallery) as stranger:
-        while killed < pytestconfig.getoption("--kills"):
-            bank = 1 - bank
-            killed += start_and_kill(gallery, bank, moments.uniform(0, 2 * longest))
+        for _ in every_run:
             for points in gallery.search(hub, queries=QUERIES[:5]):
                 scores = [point.score for point in points]
                 assert len(points) == K == len({point.id for point in points})
                 assert scores == sorted(scores, reverse=True)
-    run_whole(gallery, bank)
-    expected = stranger.expected
     hubplugin.refresh(gallery.store())
     report = inspect(gallery.store(), queries=0)
+    expected = stranger.expected
     assert report.count == len(expected)
     assert (report.missing, report.stale, report.foreign) == (0, 0, 0)
     gallery.ids = list(expected)
     gallery.vectors = np.array([vector for vector, _ in expected.values()])
-    found = gallery.store().search(QUERIES, K).ids
-    assert gallery.agreement(found, report.correction.model) >= AGREED
+    gallery.assert_whole(report.correction.model)
     hubplugin.remove(gallery.store())
     left = {
         key: ({"code": vector / np.linalg.norm(vector)}, stored)
@@ -197,7 +183,7 @@ JOBS = {
 """By name, the task in which the server is killed, and the job."""
 
 
-@pytest.mark.needs("managed")
+@pytest.mark.nodes(1)
 @pytest.mark.parametrize("job", JOBS)
 def test_a_server_killed_in_the_middle_of_a_job_is_waited_for(
     backend, fill, storage, job, monkeypatch
@@ -206,15 +192,15 @@ def test_a_server_killed_in_the_middle_of_a_job_is_waited_for(
     before = gallery.content()
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
     for bank in {"apply": [], "rollback": [BANK, OTHER_BANK]}.get(job, [BANK]):
-        gallery.correct(storage, bank=bank)
+        gallery.correct(storage, bank)
     back = threading.Thread(target=backend.start)
+    at, run = JOBS[job]
 
     def kill_once(task, done, total):
         if task == at and back.ident is None:
             backend.kill()
             back.start()
 
-    at, run = JOBS[job]
     try:
         run(gallery.store(storage), {"compute": Compute(progress=kill_once)})
     finally:
@@ -224,56 +210,38 @@ def test_a_server_killed_in_the_middle_of_a_job_is_waited_for(
         return
     store = gallery.store()
     assert store.storage == storage
-    assert gallery.health() == (len(gallery.ids), 0, 0)
-    model = store.correction().model
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
+    gallery.assert_whole(store.correction().model)
 
 
-def request(address, method, path, **options):
-    """What the server answers to a request past the client."""
-    headers = {"api-key": address.api_key} if address.api_key else {}
-    url = f"http://{address.host}:{address.http}/{path}"
-    return httpx.request(
-        method, url, headers=headers, timeout=60, **options
-    ).raise_for_status()
+def copy(address, name, other):
+    """Restore a fresh snapshot of the collection `name` as the collection `other`."""
+    snapshots = f"collections/{name}/snapshots"
+    made = address.request("POST", f"{snapshots}?wait=true").json()["result"]
+    content = address.request("GET", f"{snapshots}/{made['name']}").content
+    address.request(
+        "POST",
+        f"collections/{other}/snapshots/upload?priority=snapshot&wait=true",
+        files={"snapshot": ("snapshot", content)},
+    )
 
 
-def make_snapshot(backend, name):
-    """The content of a fresh snapshot of a collection."""
-    snapshot = backend.client().create_snapshot(name, wait=True).name
-    return request(
-        backend.address, "GET", f"collections/{name}/snapshots/{snapshot}"
-    ).content
-
-
-def restore(address, name, content):
-    options = {
-        "files": {"snapshot": ("snapshot", content)},
-        "params": {"priority": "snapshot", "wait": "true"},
-    }
-    request(address, "POST", f"collections/{name}/snapshots/upload", **options)
-
-
-@pytest.mark.needs("managed")  # of a cluster each node has a part
+@pytest.mark.nodes(1)  # of a cluster each node has a part
 def test_snapshots_restored_under_another_name_are_corrected_and_alone_raw(
     backend, fill, storage
 ):
     gallery, client = fill(using="code"), backend.client()
     before = gallery.content()
     model = gallery.correct(storage)
-    copy, alone = fill(rows=0, using="code"), fill(rows=0, using="code")
-    for restored, suffix in ((copy, ""), (copy, "--hub"), (alone, "")):
-        client.delete_collection(f"{restored.name}{suffix}")
-        restore(
-            backend.address,
-            f"{restored.name}{suffix}",
-            make_snapshot(backend, f"{gallery.name}{suffix}"),
-        )
+    both, alone = fill(rows=0, using="code"), fill(rows=0, using="code")
+    for restored, suffix in ((both, ""), (both, "--hub"), (alone, "")):
+        other = f"{restored.name}{suffix}"
+        client.delete_collection(other)
+        copy(backend.address, f"{gallery.name}{suffix}", other)
         restored.ids, restored.vectors = gallery.ids, gallery.vectors
-    assert copy.agreement(backend.wrapped(), model) >= AGREED
-    assert copy.health() == (len(gallery.ids), 0, 0)
-    hubplugin.remove(copy.store())
-    assert_same(copy.content(), before)
+    assert both.agreement(backend.wrapped(), model) >= AGREED
+    both.assert_whole(model)
+    hubplugin.remove(both.store())
+    assert_same(both.content(), before)
 
     assert alone.agreement(backend.wrapped(), None) == 1
     if storage == "payload":

@@ -1,27 +1,66 @@
-"""Both ways in which an offset lies in a collection: as payload, and as one more dimension of a second vector."""
+"""Both ways in which an offset lies in a collection: as payload, and as one more
+dimension of a second vector."""
+
+import json
+import subprocess
+import uuid
 
 import numpy as np
 import pytest
 from qdrant_client import models
 
 import hubplugin
-from integration_tests.galleries import AGREED, LATER, QUERIES, K, assert_same, point_id
+from hubplugin.jobs.write import write
+from integration_tests.galleries import (
+    AGREED,
+    EXACT,
+    LATER,
+    PAIRS,
+    QUERIES,
+    TARGETS,
+    K,
+    assert_same,
+    exact_scores,
+    ids_of,
+    point_id,
+)
+from tests.qdrant.conftest import widen
+from tests.qdrant.test_other_clients import BLOCKS, QUERY, make_collection
+from tests.qdrant.test_random_searches import (
+    DISTANCES,
+    Disturbed,
+    World,
+    check_random_searches,
+)
 
-pytestmark = pytest.mark.needs("server")
+
+@pytest.mark.parametrize("distance", DISTANCES, ids=lambda distance: distance.value)
+def test_random_requests_find_what_the_definition_says_while_others_write(
+    backend, storage, distance
+):
+    backend.require((1, 17), "a score threshold in a prefetch over a formula")
+    name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
+    client = Disturbed(**backend.address.options())
+    try:
+        world = World(client, distance, storage, name=name, by_server=True)
+        check_random_searches(world)
+    finally:
+        for collection in (name, f"{name}--hub"):
+            client.delete_collection(collection)
+        client.close()
 
 
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
     gallery = fill(using="code")
     gallery.correct(storage)
-    backend.client().delete(
-        gallery.name, gallery.ids[:30], wait=True
-    )  # whose vectors a server may go on counting
-    fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
-    gallery.insert(fresh, LATER[:10])
-    for key, points in zip(
-        fresh, gallery.search(backend.wrapped(), queries=LATER[:10]), strict=True
-    ):
-        assert key in [point.id for point in points]
+    # A server may go on counting the vectors of these.
+    gallery.client.delete(gallery.name, gallery.ids[:30], wait=True)
+    fresh = {point_id(300 + row): vector for row, vector in enumerate(LATER[:10])}
+    points = [gallery.point(key, vector) for key, vector in fresh.items()]
+    gallery.client.upsert(gallery.name, points, wait=True)
+    found = ids_of(gallery.search(backend.wrapped(), queries=LATER[:10]))
+    for key, line in zip(fresh, found, strict=True):
+        assert key in line
 
 
 @pytest.mark.parametrize("datatype", ["float16", "turbo4"])
@@ -37,7 +76,7 @@ def test_a_collection_of_few_bits_is_corrected_and_stays_so(
     gallery.vectors = np.array(stored, np.float32)
     model = gallery.correct(storage)
     if storage == "vector":
-        vectors = backend.client().get_collection(gallery.name).config.params.vectors
+        vectors = gallery.client.get_collection(gallery.name).config.params.vectors
         assert vectors["hub_v1"].datatype == models.Datatype.FLOAT16
     assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(backend.wrapped(), model) >= AGREED - 0.02
@@ -65,30 +104,79 @@ def test_a_graph_with_or_without_codes_finds_as_much_as_raw(
 ):
     gallery = fill(using="code", graph=True, quantization_config=QUANTISED[kind])
     model, hub = gallery.correct(storage), backend.wrapped()
-    exact = models.SearchParams(exact=True)
-    assert (
-        gallery.agreement(hub, model, search_params=exact) >= AGREED
-    )  # codes do not count
-    raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
+    # Codes do not count in exact searches.
+    assert gallery.agreement(hub, model, search_params=EXACT) >= AGREED
+    raw = gallery.agreement(gallery.found(raw=True), None)
     assert gallery.agreement(hub, model) >= raw - 0.03  # by the codes and the graph
+
+
+@pytest.fixture(scope="module")
+def mapped():
+    """A default model with the map that 2,500 pairs teach."""
+    return hubplugin.fit(TARGETS, PAIRS, learn=True)
+
+
+def test_an_exact_search_scores_by_the_mapped_query(backend, fill, storage, mapped):
+    gallery = fill(using="code")
+    write(gallery.store(storage), mapped)
+    widen(gallery.store(), len(gallery.ids) / K)
+    best = -np.sort(-exact_scores(QUERIES, gallery.vectors, mapped), axis=1)[:, :K]
+    for queries in (QUERIES, 2 * QUERIES):
+        found = gallery.search(backend.wrapped(), queries, search_params=EXACT)
+        given = [[point.score for point in points] for points in found]
+        # What float32 loses of an offset, a sum over the bank, is most of it.
+        np.testing.assert_allclose(given, best, rtol=0, atol=1e-5)
+
+
+def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(
+    fill, storage, mapped
+):
+    gallery = fill(using="code", graph=True)
+    write(gallery.store(storage), mapped)
+    raw = gallery.agreement(gallery.found(raw=True), None)
+    assert gallery.agreement(gallery.found(), mapped) >= raw - 0.02
 
 
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
     backend.require((1, 18), "a second vector in place")
     gallery = fill(graph=True)
-    client, before = backend.client(), gallery.content()
+    client, hub, before = backend.client(), backend.wrapped(), gallery.content()
     model = gallery.correct("vector")
-    assert gallery.agreement(backend.wrapped(), model) >= 0.97
-    assert (
-        gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
-        >= 0.97
-    )
+    assert gallery.agreement(hub, model) >= 0.97
+    assert gallery.agreement(gallery.found(raw=True), None) >= 0.97
     fresh = point_id(len(gallery.ids))
-    client.upsert(gallery.name, [gallery.point(fresh, LATER[0])], wait=True)
-    assert gallery.health()[1] == 1
-    backend.wrapped().upsert(gallery.name, [gallery.point(fresh, LATER[1])], wait=True)
-    assert gallery.health()[1] == 0
+    for writer, missing in ((client, 1), (hub, 0)):
+        writer.upsert(gallery.name, [gallery.point(fresh, LATER[missing])], wait=True)
+        assert gallery.health()[1] == missing
     client.delete(gallery.name, [fresh], wait=True)
     hubplugin.remove(gallery.store())
     assert_same(gallery.content(), before)
     assert set(client.get_collection(gallery.name).config.params.vectors) == {""}
+
+
+def test_the_curl_blocks_of_the_page_find_what_the_wrapped_client_finds(
+    backend, storage
+):
+    """docs/other-clients.md as somebody pastes it."""
+    name = f"curl-{storage}"
+    hub = backend.wrapped()
+
+    def curl(block):
+        """Return what `block` gets from the server, of the collection `name`."""
+        place = backend.address.root.removeprefix("http://")
+        block = block.replace("localhost:6333", place).replace("/photos", f"/{name}")
+        command = ["bash", "-c", f"{block.strip()} --silent --show-error"]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)["result"]
+
+    try:
+        make_collection(backend.client(), name, "image", storage)
+        block = BLOCKS[storage == "vector"]
+        found = curl(block.replace('"limit": 40', '"limit": 40, "using": "image"'))
+        wrapped = hub.query_points(name, QUERY, "image").points
+        assert [point["id"] for point in found["points"]] == [p.id for p in wrapped]
+        (manifest,) = curl(BLOCKS[2])
+        assert manifest["payload"]["active"]["image"]["storage"] == storage
+    finally:
+        hub.delete_collection(name)

@@ -1,4 +1,5 @@
 import asyncio
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -52,21 +53,20 @@ def store(options, search):
 
 
 def test_a_search_returns_the_corrected_ranking(store, search):
-    found = [example.dense(store, question) for question in search.questions]
-    assert found == [search.best(question) for question in search.questions]
-    assert found != [search.best(question, raw=True) for question in search.questions]
+    search.check(partial(example.dense, store))
 
 
 def test_an_awaited_search_returns_the_corrected_ranking(options, search):
-    async def ask(question: str) -> list[str]:
-        store = HubQdrantDocumentStore(**options)
-        found = await QdrantEmbeddingRetriever(store, top_k=5).run_async(
-            embed([question])[0]
-        )
-        await store.close_async()
-        return [document.meta["name"] for document in found["documents"]]
+    question = search.questions[0]
 
-    assert asyncio.run(ask(search.questions[0])) == search.best(search.questions[0])
+    async def ask():
+        store = HubQdrantDocumentStore(**options)
+        retriever = QdrantEmbeddingRetriever(store, top_k=5)
+        found = await retriever.run_async(embed([question])[0])
+        await store.close_async()
+        return names(found)
+
+    assert asyncio.run(ask()) == search.best(question)
 
 
 def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_updated(
@@ -75,15 +75,12 @@ def test_a_written_document_has_its_offset_and_keeps_it_when_its_metadata_is_upd
     shouted = example.document(SHOUT, {"name": "shout"})
     store.write_documents([shouted])
     before = stored_offsets(store._client.raw, COLLECTION)
-    assert before[UUID(convert_id(shouted.id))] == pytest.approx(
-        search.offset(SHOUT), abs=1e-6
-    )
+    search.check_shout(before[UUID(convert_id(shouted.id))])
     named = {"field": "meta.name", "operator": "==", "value": "shout"}
     assert store.update_by_filter(named, {"volume": "loud"}) == 1
     assert store.filter_documents(named)[0].meta == {"name": "shout", "volume": "loud"}
-    assert stored_offsets(store._client.raw, COLLECTION) == pytest.approx(
-        before, abs=1e-6
-    )
+    after = stored_offsets(store._client.raw, COLLECTION)
+    assert after == pytest.approx(before, abs=1e-6)
 
 
 def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):

@@ -1,4 +1,5 @@
-"""How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
+"""How widely a corrected search looks: as widely as the raw index's own recall asks
+for, and no wider."""
 
 import itertools
 
@@ -9,13 +10,16 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError
+from hubplugin.calibration import recall
 from hubplugin.metric import Metric
 from hubplugin.store import Hits
-from hubplugin_qdrant.calibration import calibrate, draw_keys, recall
+from hubplugin_qdrant.calibration import calibrate, draw_keys
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.requests import rewrite
+from tests.qdrant.conftest import COSINE
 
 POINTS, QUERIES, K = 2000, 30, 10
+IDS = np.arange(QUERIES * K).reshape(QUERIES, K)
 
 
 def version(storage, **fields):
@@ -24,40 +28,34 @@ def version(storage, **fields):
 
 
 class Index:
-    """An index that finds a share `raw_recall` of what is there, and a corrected one that finds a result only within
-    so many candidates, or by such an ef, as that result needs."""
+    """An index that finds a share `raw_recall` of what is there, and a corrected one
+    that finds a result only within so many candidates, or by such an ef, as that result
+    needs."""
 
     largest_ef = 4096
+    exact_allowed = True
 
-    def __init__(self, needed, raw_recall=1.0, exact_allowed=True):
-        self.needed, self.raw_recall, self.exact_allowed, self.asked = (
-            np.asarray(needed),
-            raw_recall,
-            exact_allowed,
-            [],
-        )
+    def __init__(self, needed, raw_recall=1.0):
+        self.needed = np.broadcast_to(needed, QUERIES * K).reshape(QUERIES, K)
+        self.raw_recall = raw_recall
+        self.asked = []
 
     def search_raw(self, limit, exact):
+        assert self.exact_allowed or not exact
         lost = 0 if exact else round(QUERIES * K * (1 - self.raw_recall))
-        ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-        return Hits(
-            np.where(ids < lost, -1, ids).tolist(), [list(range(K, 0, -1))] * QUERIES
-        )
+        return self.hits(lost <= IDS)
 
     def search_corrected(self, version, limit, exact):
-        width = (
-            version.hnsw_ef or 100
-            if version.storage == "vector"
-            else version.candidates(K)
-        )
+        assert self.exact_allowed or not exact
+        width = version.candidates(K)
+        if version.storage == "vector":
+            width = version.hnsw_ef or 100
         self.asked.append(width)
-        ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-        found = (
-            ids
-            if exact
-            else np.where(self.needed.reshape(QUERIES, K) <= width, ids, -1)
-        )
-        return Hits(found.tolist(), [list(range(K, 0, -1))] * QUERIES)
+        return self.hits((self.needed <= width) | exact)
+
+    def hits(self, found):
+        scores = [list(range(K, 0, -1))] * QUERIES
+        return Hits(np.where(found, IDS, -1).tolist(), scores)
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
@@ -71,21 +69,19 @@ def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(
     needed = np.random.default_rng(0).uniform(100, 1500, size=QUERIES * K)
     index = Index(needed, raw_recall)
     found = calibrate(version(storage, agreement=agreement), POINTS, index)
-    least = np.sort(needed)[
-        int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9)) - 1
-    ]
+    wanted = int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9))
+    least = np.sort(needed)[wanted - 1]
     width = found.hnsw_ef if storage == "vector" else found.candidates(K)
     assert least <= width <= 1.25 * least + 1
     assert found.raw_recall == pytest.approx(raw_recall)
     assert found.recall == pytest.approx((needed <= width).mean())
-    assert (
-        max(index.asked[1:]) <= 8 * least
-    )  # after the exact search, no far wider one than needed
+    # After the exact search, no far wider one than needed.
+    assert max(index.asked[1:]) <= 8 * least
 
 
 @pytest.mark.parametrize("points", [4, 12, 400])
 def test_of_few_points_every_one_is_a_candidate_and_nothing_is_searched(points):
-    index = Index(np.zeros(QUERIES * K))
+    index = Index(0.0)
     assert calibrate(version("payload"), points, index).candidates(K) == max(points, K)
     assert index.asked == []
 
@@ -103,7 +99,7 @@ def test_of_few_points_every_one_is_a_candidate_and_nothing_is_searched(points):
 def test_no_search_is_wider_than_there_are_points_or_strict_mode_allows(
     needed, limit, candidates, largest_ef, ef
 ):
-    index = Index(np.full(QUERIES * K, needed))
+    index = Index(needed)
     index.largest_ef = largest_ef
     found = calibrate(version("payload", max_candidates=limit), POINTS, index)
     assert found.candidates(K) == candidates
@@ -120,75 +116,57 @@ def test_shard_keys_are_searched_as_often_as_they_have_points():
     assert draw_keys({}, 40) == draw_keys({"empty": 0}, 40) == []
 
 
-def test_exact_searches_find_everything_however_much_the_index_misses():
-    class Codes(Index):
-        """An index that finds no more than a tenth, with which a corrected search is content at once."""
+class Codes(Index):
+    """An index that finds no more than a tenth, with which a corrected search is
+    content at once."""
 
-        def search_corrected(self, version, limit, exact):
-            is_wide = exact and limit != K
-            ids = np.arange(QUERIES * K).reshape(QUERIES, K)
-            reach = version.candidates(K)
-            found = self.needed.reshape(QUERIES, K) <= reach
-            scores = [list(range(K, 0, -1))] * QUERIES
-            return Hits(np.where(found | is_wide, ids, -1).tolist(), scores)
+    def search_corrected(self, version, limit, exact):
+        is_wide = exact and limit != K
+        return self.hits((self.needed <= version.candidates(K)) | is_wide)
 
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_exact_searches_find_everything_however_much_the_index_misses(limit):
     needed = np.random.default_rng(0).uniform(10, 150, size=QUERIES * K)
-    for limit in (None, 100):
-        index = Codes(needed, raw_recall=0.1)
-        found = calibrate(version("payload", max_candidates=limit), POINTS, index)
-        assert found.candidates(K) < 50
-        width = found.candidates(K, exact=True)
-        if limit is None:
-            assert 4 * needed.max() <= width <= 4 * (1.25 * needed.max() + 1)
-        else:
-            assert width == limit
+    index = Codes(needed, raw_recall=0.1)
+    found = calibrate(version("payload", max_candidates=limit), POINTS, index)
+    assert found.candidates(K) < 50
+    width = found.candidates(K, exact=True)
+    if limit is None:
+        assert 4 * needed.max() <= width <= 4 * (1.25 * needed.max() + 1)
+    else:
+        assert width == limit
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "limit"),
     [
-        models.SearchParams(exact=True),
-        models.SearchParams(quantization=models.QuantizationSearchParams(ignore=True)),
+        (None, 20),
+        (models.SearchParams(exact=True), 70),
+        ({"quantization": {"ignore": True}}, 70),
     ],
-    ids=["exact", "without codes"],
+    ids=["usual", "exact", "without codes"],
 )
-def test_a_search_that_asks_for_exactness_gets_the_candidates_for_it(params):
-    known = QdrantManifest(
-        active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)}
-    )
-    request = models.QueryRequest(query=[1.0] * 8, limit=K)
-    assert rewrite(request, known)[0].prefetch[0].limit == 20
-    assert (
-        rewrite(request.model_copy(update={"params": params}), known)[0]
-        .prefetch[0]
-        .limit
-        == 70
-    )
+def test_a_search_that_asks_for_exactness_gets_the_candidates_for_it(params, limit):
+    widths = {"oversampling": 2.0, "exact_oversampling": 7.0}
+    known = QdrantManifest(active={"": version("payload", **widths)})
+    request = models.QueryRequest(query=[1.0] * 8, limit=K, params=params)
+    assert rewrite(request, known)[0].prefetch[0].limit == limit
 
 
 def test_where_exact_searches_are_forbidden_none_is_made():
-    class Forbidding(Index):
-        def search_raw(self, limit, exact):
-            assert not exact
-            return super().search_raw(limit, exact)
-
-        def search_corrected(self, version, limit, exact):
-            assert not exact
-            return super().search_corrected(version, limit, exact)
-
-    found = calibrate(
-        version("payload"),
-        POINTS,
-        Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False),
-    )
+    index = Index(300.0)
+    index.exact_allowed = False
+    found = calibrate(version("payload"), POINTS, index)
     assert 300 <= found.candidates(K) <= 375
     assert (found.recall, found.raw_recall) == (1.0, None)
 
 
 def test_results_that_score_the_same_as_the_last_count_as_well():
     exact = Hits([[*range(12)]], [[9.0] * 8 + [1.0] * 4])
-    assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 7, 10, 11]], []), exact) == 1.0
-    assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 20, 10, 11]], []), exact) == 0.9
+    for seventh, share in ((7, 1.0), (20, 0.9)):
+        found = Hits([[0, 1, 2, 3, 4, 5, 6, seventh, 10, 11]], [])
+        assert recall(found, exact) == share
 
 
 @pytest.mark.parametrize(
@@ -201,13 +179,17 @@ def test_an_option_out_of_its_range_is_refused(cosine, option, values):
             hubplugin_qdrant.open_store(cosine.plain, "photos", **{option: value})
 
 
+def collection(vectors):
+    client = QdrantClient(":memory:")
+    parameters = models.VectorParams(size=8, distance=COSINE)
+    client.create_collection("photos", parameters)
+    client.upload_collection("photos", vectors, ids=range(len(vectors)))
+    return client
+
+
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     rng = np.random.default_rng(1)
-    client, bank = QdrantClient(":memory:"), rng.normal(size=(100, 8))
-    client.create_collection(
-        "photos", models.VectorParams(size=8, distance=models.Distance.COSINE)
-    )
-    client.upload_collection("photos", rng.normal(size=(600, 8)), ids=range(600))
+    client, bank = collection(rng.normal(size=(600, 8))), rng.normal(size=(100, 8))
 
     def opened(**given):
         return hubplugin_qdrant.open_store(client, "photos", **given)
@@ -216,7 +198,7 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     first = opened().active()
     assert (first.agreement, first.raw_recall) == (0.8, 1.0)
     assert first.recall >= 0.8
-    assert f"recall {first.recall:.3f} of the exact corrected top 10" in first.where()
+    assert f"{first.recall:.3f} of the exact corrected top 10" in first.where()
     hubplugin.refresh(opened())
     second = opened().active()
     assert (second.agreement, second.oversampling) == (0.8, first.oversampling)
@@ -231,10 +213,7 @@ def widths_beside(writes, busy=range(0)):
     """
     rng = np.random.default_rng(0)
     vectors, bank = rng.normal(size=(2, 1200, 8)) + 0.3
-    client = QdrantClient(":memory:")
-    cosine = models.VectorParams(size=8, distance=models.Distance.COSINE)
-    client.create_collection("photos", cosine)
-    client.upload_collection("photos", vectors[:600], ids=range(600))
+    client = collection(vectors[:600])
     others, search = iter(range(600, 1200)), client.query_batch_points
     searches = itertools.count()
 

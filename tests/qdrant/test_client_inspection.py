@@ -2,26 +2,10 @@
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
-from scipy.stats import skew
+from qdrant_client import models
 
 import hubplugin
-from tests.qdrant.conftest import ROWS, Photos, stopped
-
-
-def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(photos):
-    photos.apply(agreement=1.0)
-    photos.plain.delete("photos", list(range(100, 120)))
-    photos.gallery = photos.gallery[:100]
-    expected = []
-    for scores in (photos.raw(photos.bank), photos.similarities(photos.bank)):
-        found = np.argsort(-scores, axis=1)[:, :10]
-        expected.append(skew(np.bincount(found.ravel(), minlength=100)))
-    report = hubplugin.inspect(photos.store())
-    found = report.hubness
-    assert (found.raw, found.corrected) == pytest.approx(
-        expected, abs=0.06
-    )  # of which the candidates miss a few
+from tests.qdrant.conftest import COSINE, DOT, EUCLID, IN_BOTH, ROWS, Photos, stopped
 
 
 @pytest.mark.parametrize(
@@ -50,40 +34,31 @@ def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     assert hubplugin.inspect(store).hubness is None
 
 
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT])
+@IN_BOTH
+@pytest.mark.parametrize("distance", [EUCLID, DOT])
 @pytest.mark.parametrize("size", [1.0, 30.0])
 def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(
     size, distance, storage
 ):
-    photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
-    rows = [
-        models.PointVectors(id=row, vector={"image": (size * vector).tolist()})
-        for row, vector in enumerate(photos.gallery)
-    ]
-    photos.plain.update_vectors("photos", rows)
+    photos = Photos("image", distance, storage)
+    longer = size * photos.gallery
+    photos.move(dict(enumerate(longer)))
     photos.bank = size * photos.bank
     photos.apply(method="nnn")
     assert photos.wrong() == (0, 0)
-    longer = 1.01 * size * photos.gallery[3]
-    photos.plain.update_vectors(
-        "photos", [models.PointVectors(id=3, vector={"image": longer})]
-    )
+    photos.move({3: 1.01 * longer[3]})
     assert photos.wrong() == (0, 1)
 
 
-@pytest.mark.parametrize(
-    "distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE]
-)
+@pytest.mark.parametrize("distance", [EUCLID, DOT, COSINE])
 def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
-    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    photos = Photos("image", distance, "vector")
     photos.apply(method="nnn")
     kept = np.array([photos.stored(row)["hub_v1"] for row in range(ROWS)])
     kept[[3, 4], -1] *= 1.01  # another offset, by as much as counts
-    halves = kept.astype(np.float16).tolist()
     rows = [
         models.PointVectors(id=row, vector={"hub_v1": values})
-        for row, values in enumerate(halves)
+        for row, values in enumerate(kept.astype(np.float16).tolist())
     ]
     photos.plain.update_vectors("photos", rows)
     assert photos.wrong() == (0, 2)

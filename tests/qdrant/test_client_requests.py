@@ -11,35 +11,40 @@ from qdrant_client.qdrant_remote import QdrantRemote
 
 from hubplugin.metric import Metric
 from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.manifest import QdrantManifest
-from tests.qdrant.conftest import DIM, Photos, apply_to, ids, know
+from tests.qdrant.conftest import (
+    COSINE,
+    DIM,
+    DOT,
+    EUCLID,
+    RED,
+    RRF,
+    Photos,
+    apply_to,
+    ids,
+)
 from tests.qdrant.test_storage_choice import CODES
 
 QUERY = "photos/points/query"
 MANIFEST = "photos--hub/points"
 SCROLL = "photos/points/scroll"
-
-
-@cache
-def corrected(distance: models.Distance, storage: str) -> Photos:
-    """A corrected collection, only to be looked at."""
-    photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
-    photos.apply()
-    return photos
+VECTOR = Photos.queries[0]
 
 
 class Wire:
-    """A server's stand-in: notes each request and answers it out of `results`, by path below /collections/.
+    """A server's stand-in, which notes each request.
 
-    refused: paths that answer a status instead. params: of the last request.
+    results: The answers, by path below /collections/.
+    refused: Paths that answer a status instead.
+    changes: Fields of the active version that differ from those of `photos`.
+    params: Of the last request.
     """
 
-    def __init__(self, photos: Photos):
-        info = json.loads(photos.plain.get_collection("photos").model_dump_json())
-        manifest = photos.plain.retrieve("photos--hub", [0])[0].payload
+    def __init__(self, photos):
+        self._plain = photos.plain
+        info = json.loads(self._plain.get_collection("photos").model_dump_json())
         self.results = {
             "photos": info,
-            MANIFEST: [{"id": 0, "payload": manifest}],
+            MANIFEST: None,
             QUERY: {"points": []},
             f"{QUERY}/batch": [{"points": []}],
             SCROLL: {"points": []},
@@ -48,39 +53,53 @@ class Wire:
             "/aliases": {"aliases": []},
         }
         self.refused: dict[str, int] = {}
-        self.requests: list[tuple[str, dict | None]] = []
+        self.changes: dict[str, object] = {}
+        self.requests: list[tuple[str, dict]] = []
 
-    def answer(self, sent: httpx.Request) -> httpx.Response:
+    def answer(self, sent):
         path = sent.url.path.removeprefix("/collections/")
-        self.requests.append((path, json.loads(sent.content or "null")))
+        body = json.loads(sent.content or "{}")
+        self.requests.append((path, body))
         self.params = dict(sent.url.params)
         status = self.refused.get(path, 200 if path in self.results else 404)
         if status != 200:
             return httpx.Response(status, json={"status": {"error": "refused"}})
-        return httpx.Response(
-            200, json={"result": self.results[path], "status": "ok", "time": 0.0}
-        )
+        result = self.results[path]
+        if path == MANIFEST:
+            result = self._read(body["ids"])
+        answer = {"result": result, "status": "ok", "time": 0.0}
+        return httpx.Response(200, json=answer)
 
-    def paths(self) -> list[str]:
+    def _read(self, keys):
+        """Return points of the metadata collection."""
+        points = self._plain.retrieve("photos--hub", keys)
+        for point in points:
+            if "active" in point.payload:
+                point.payload["active"]["image"] |= self.changes
+        return [point.model_dump(include={"id", "payload"}) for point in points]
+
+    def paths(self):
         return [path for path, _ in self.requests]
 
-    def body(self) -> dict:
-        """Of the last request."""
-        return self.requests[-1][1] or {}
+    def body(self):
+        """Return that of the last request."""
+        return self.requests[-1][1]
 
 
 @pytest.fixture
 def wire(request):
-    """One that has a corrected collection with the storage asked for, which is payload by default."""
-    return Wire(corrected(models.Distance.DOT, getattr(request, "param", "payload")))
+    """A server with a corrected collection, by default in payloads."""
+    photos = Photos("image", DOT, getattr(request, "param", "payload"))
+    photos.corrected()
+    return Wire(photos)
 
 
 IN_VECTORS = pytest.mark.parametrize("wire", ["vector"], indirect=True)
-VECTOR = Photos.queries[0]
 
 
-def speak_to(client, answer):
-    """Lets `client` send its requests to `answer`."""
+def connected(kind, answer, **options):
+    """Return a client that sends its requests to `answer`."""
+    client = kind("http://localhost", check_compatibility=False, **options)
     client.http.client._client = httpx.Client(
         transport=httpx.MockTransport(answer), base_url="http://localhost"
     )
@@ -89,15 +108,14 @@ def speak_to(client, answer):
 
 @pytest.fixture
 def client(wire):
-    client = HubQdrantClient(url="http://localhost", check_compatibility=False)
-    return speak_to(client, wire.answer)
+    return connected(HubQdrantClient, wire.answer)
 
 
 def test_the_first_corrected_query_reads_the_manifest_and_one_point_alone(wire, client):
     client.query_points("photos", VECTOR, "image")
     assert wire.paths() == ["/aliases", MANIFEST, SCROLL, QUERY]
-    one_point = wire.requests[2][1]
-    assert (one_point["limit"], one_point["with_payload"]) == (1, ["hub_offset"])
+    one_point = {"limit": 1, "with_payload": ["hub_offset"]}
+    assert one_point.items() <= wire.requests[2][1].items()
     client.query_points("photos", VECTOR, "image")
     request = models.QueryRequest(query=VECTOR.tolist(), using="image")
     client.query_batch_points("photos", [request])
@@ -126,11 +144,10 @@ def test_where_nothing_can_be_looked_for_both_vectors_are_searched(wire, client)
 
 
 def test_a_collection_without_a_correction_costs_two_small_requests(wire, client):
-    client.query_points("other", VECTOR, "image")
-    client.query_points("other", VECTOR, "image")
+    for asked in (client, client, client.raw):
+        asked.query_points("other", VECTOR, "image")
     query = "other/points/query"
-    assert wire.paths() == ["/aliases", "other--hub/points", query, query]
-    client.raw.query_points("other", VECTOR, "image")
+    assert wire.paths() == ["/aliases", "other--hub/points", query, query, query]
     assert wire.requests[-1] == wire.requests[-2]
 
 
@@ -138,16 +155,13 @@ def test_a_collection_without_a_correction_costs_two_small_requests(wire, client
 def test_a_write_reads_the_manifest_once_more_and_is_done_though_that_fails(
     wire, client, status
 ):
-    client.query_points("photos", VECTOR, "image")
-    version = client._corrections.manifests["photos"].manifest.active["image"]
-    model = corrected(models.Distance.DOT, "payload").model
-    client._corrections.fits[version.model] = model
-    wire.refused = {MANIFEST: status}
-    point = models.PointStruct(
-        id=1, vector={"image": VECTOR.tolist()}, payload={"n": 1}
-    )
-    client.upsert("photos", [point])
-    assert wire.paths()[-2:] == ["photos/points", MANIFEST]
+    vectors = {"image": VECTOR.tolist()}
+    points = [models.PointStruct(id=1, vector=vectors, payload={"n": 1})]
+    client.upsert("photos", points)  # for which the model is read
+    wire.requests.clear()
+    wire.refused[MANIFEST] = status
+    client.upsert("photos", points)
+    assert wire.paths() == ["photos/points", MANIFEST]
 
 
 @pytest.mark.parametrize("status", [400, 403, 503])
@@ -210,30 +224,57 @@ class Answering:
         return grpc.QueryResponse()
 
 
-@pytest.fixture(params=["REST", "gRPC"])
-def outcome(request, monkeypatch):
-    """What becomes of a query of a client: the error that it raises, or that it is sent."""
-    by_grpc = request.param == "gRPC"
-    client = QdrantClient(
-        "http://localhost:1", prefer_grpc=by_grpc, check_compatibility=False
-    )
+@cache
+def asked(storage, by_grpc, distance=COSINE, lacking=None):
+    """Return a client of a server that finds nothing, which knows of a correction.
+
+    storage: The place of its offsets; None for a plain client.
+    lacking: A point without its second vector.
+    """
     found = {"result": {"points": []}, "status": "ok", "time": 0.0}
-    speak_to(client, lambda _: httpx.Response(200, json=found))
+    answer = httpx.Response(200, json=found)
+    remote = connected(QdrantClient, lambda _: answer, prefer_grpc=by_grpc)
+    if storage is None:
+        return remote
+    photos = Photos("image", distance, storage)
+    photos.corrected()
+    if lacking is not None:
+        photos.plain.delete_vectors("photos", ["hub_v1"], [lacking])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 1e6)
+        return photos.knowing(remote)
+
+
+def outcome(client, query):
+    """Return what becomes of a query: the error that it raises, or that it is sent."""
+    try:
+        client.query_points("photos", query, "image")
+    except Exception as error:
+        return type(error), str(error)
+    return "sent"
+
+
+@pytest.fixture(params=[False, True], ids=["REST", "gRPC"])
+def by_grpc(request, monkeypatch):
     monkeypatch.setattr(QdrantRemote, "grpc_points", Answering())
+    return request.param
 
-    def outcome(storage, query):
-        asked = client
-        if storage is not None:
-            version = corrected(models.Distance.COSINE, storage).version
-            asked = HubQdrantClient.wrap(client)
-            know(asked, "photos", QdrantManifest(active={"image": version}))
-        try:
-            asked.query_points("photos", query, "image")
-        except Exception as error:
-            return type(error), str(error)
-        return "sent"
 
-    return outcome
+@pytest.mark.parametrize(
+    ("storage", "lacking"), [("payload", None), ("vector", None), ("vector", 7)]
+)
+@pytest.mark.parametrize("distance", [DOT, EUCLID])
+def test_a_corrected_request_of_each_form_can_be_sent(
+    storage, lacking, distance, by_grpc
+):
+    client, query = asked(storage, by_grpc, distance, lacking), VECTOR.tolist()
+    inner = models.Prefetch(query=query, using="image", limit=5)
+    total = models.SumExpression(sum=["$score", 1.0])
+    formula = models.FormulaQuery(formula=total, defaults={"$score": 0.5})
+    client.query_points("photos", query, "image", query_filter=RED, limit=3)
+    client.query_points("photos", query, "image", prefetch=[inner])
+    client.query_points("photos", RRF, prefetch=[inner, inner])
+    client.query_points("photos", formula, prefetch=inner)
 
 
 REST_OF_IT = [0.5] * (DIM - 1)
@@ -265,9 +306,11 @@ REST_OF_IT = [0.5] * (DIM - 1)
     ids=repr,
 )
 def test_what_the_plain_client_refuses_or_accepts_as_a_query_the_corrected_one_does(
-    outcome, query
+    query, by_grpc
 ):
-    assert outcome("payload", query) == outcome("vector", query) == outcome(None, query)
+    plain = outcome(asked(None, by_grpc), query)
+    for storage in ("payload", "vector"):
+        assert outcome(asked(storage, by_grpc), query) == plain
 
 
 @pytest.mark.parametrize(
@@ -277,11 +320,11 @@ def test_what_the_plain_client_refuses_or_accepts_as_a_query_the_corrected_one_d
 def test_a_threshold_that_the_server_ignores_is_held_by_the_client(
     wire, client, metric, threshold, scores
 ):
-    """Servers before 1.17 ignore it over a formula, in searches and in groups. Under Euclidean distance a formula
-    yields -distance^2 / 2."""
-    version = corrected(models.Distance.DOT, "payload").version
-    version = version.model_copy(update={"metric": metric})
-    know(client, "photos", QdrantManifest(active={"image": version}))
+    """Servers before 1.17 ignore it over a formula, in searches and in groups.
+
+    Under Euclidean distance a formula yields -distance^2 / 2.
+    """
+    wire.changes["metric"] = metric.value
     points = [
         {"id": row, "version": 0, "score": score} for row, score in enumerate(scores)
     ]
@@ -303,7 +346,7 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(
     client, sent = QdrantClient(":memory:"), []
     settings = {"on_disk": True, "hnsw_config": models.HnswConfigDiff(m=24)}
     first = models.VectorParams(
-        size=DIM, distance=models.Distance.DOT, quantization_config=CODES, **settings
+        size=DIM, distance=DOT, quantization_config=CODES, **settings
     )
     client.create_collection("photos", {"image": first})
     client.upload_collection("photos", {"image": Photos.gallery})
@@ -312,13 +355,6 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(
         "update_collection",
         lambda *given, **named: sent.append(named["vectors_config"]),
     )
-    apply_to(
-        client,
-        "photos",
-        Photos.bank,
-        vector="image",
-        storage="vector",
-        method="is",
-        force=True,
-    )
+    given = {"storage": "vector", "method": "is", "force": True}
+    apply_to(client, "photos", Photos.bank, **given)
     assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]

@@ -1,4 +1,5 @@
-"""A collection in local mode does what every store must: in memory and on disk, by each distance."""
+"""A collection in local mode does what every store must: in memory and on disk, by each
+distance."""
 
 import uuid
 
@@ -8,20 +9,9 @@ from qdrant_client import QdrantClient, models
 import hubplugin_qdrant
 from hubplugin.metric import Metric
 from hubplugin.testing import StoreConformance
+from tests.qdrant.conftest import COSINE, DOT, EUCLID, named
 
-DISTANCES = {
-    Metric.COSINE: models.Distance.COSINE,
-    Metric.DOT: models.Distance.DOT,
-    Metric.EUCLIDEAN: models.Distance.EUCLID,
-}
-
-
-def points(ids, vectors, using=""):
-    rows = vectors.tolist()
-    return [
-        models.PointStruct(id=key, vector={using: row} if using else row)
-        for key, row in zip(ids, rows, strict=True)
-    ]
+DISTANCES = {Metric.COSINE: COSINE, Metric.DOT: DOT, Metric.EUCLIDEAN: EUCLID}
 
 
 class TestUnnamedCosine(StoreConformance):
@@ -33,13 +23,8 @@ class TestUnnamedCosine(StoreConformance):
     def create(self, ids, vectors):
         self.client = QdrantClient(":memory:")
         parameters = models.VectorParams(size=self.dim, distance=DISTANCES[self.metric])
-        self.client.create_collection(
-            "photos", {self.using: parameters} if self.using else parameters
-        )
-        self.client.upsert("photos", points(ids, vectors, self.using))
-        return hubplugin_qdrant.open_store(
-            self.client, "photos", vector=self.using, storage=self.storage
-        )
+        self.client.create_collection("photos", named(self.using, parameters))
+        return self.insert_plain(None, ids, vectors)
 
     def reopen(self, store):
         return hubplugin_qdrant.open_store(
@@ -47,7 +32,11 @@ class TestUnnamedCosine(StoreConformance):
         )
 
     def insert_plain(self, store, ids, vectors):
-        self.client.upsert("photos", points(ids, vectors, self.using))
+        points = [
+            models.PointStruct(id=key, vector=named(self.using, row))
+            for key, row in zip(ids, vectors.tolist(), strict=True)
+        ]
+        self.client.upsert("photos", points)
         return self.reopen(store)
 
 
@@ -59,8 +48,8 @@ class TestEuclideanWithUuids(TestUnnamedCosine):
     def ids(self):
         return [str(uuid.UUID(int=number)) for number in range(self.rows)]
 
-    def insert_plain(self, store, ids, vectors):
-        pytest.skip("the suite's new ids are no UUIDs; the other classes cover it")
+    def fresh_ids(self):
+        return [str(uuid.UUID(int=self.rows + number)) for number in range(5)]
 
 
 class TestSecondVector(TestUnnamedCosine):

@@ -1,4 +1,5 @@
-"""What hubplugin uses of qdrant-client's privates is there, and does what hubplugin takes it to do."""
+"""What hubplugin uses of qdrant-client's privates is there, and does what hubplugin
+takes it to do."""
 
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient

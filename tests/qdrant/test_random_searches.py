@@ -1,6 +1,7 @@
-"""Random requests to a corrected collection that others write to, against a search written from the definition."""
+"""Random requests to a corrected collection that others write to, against a search
+written from the definition."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +13,23 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import (
+    COSINE,
     DIM,
+    DOT,
+    EUCLID,
     ONLY_NEWER_LOCAL_MODE,
     RED,
     RRF,
     apply_to,
+    as_scores,
     clustered,
+    similarities,
     widen,
 )
 
 ROWS, STEPS = 160, 60
 COLOURS = ("red", "green", "blue")
-DISTANCES = (models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE)
+DISTANCES = (EUCLID, DOT, COSINE)
 FAR = 10_000
 """A limit beyond every collection here."""
 
@@ -36,31 +42,22 @@ Ranked = list[tuple[int, float]]
 
 
 class Disturbed(QdrantClient):
-    """A client whose next search or batch comes right after somebody else's write, `meanwhile`."""
+    """A client whose next search or batch comes right after somebody else's write,
+    `meanwhile`."""
 
     meanwhile: Callable[[], None] | None = None
 
-    def _write(self) -> None:
-        write, self.meanwhile = self.meanwhile, None
-        if write is not None:
-            write()
-
-    def query_points(self, *args: Any, **given: Any) -> Any:
-        self._write()
-        return super().query_points(*args, **given)
-
-    def query_batch_points(self, *args: Any, **given: Any) -> Any:
-        self._write()
-        return super().query_batch_points(*args, **given)
-
-    def query_points_groups(self, *args: Any, **given: Any) -> Any:
-        self._write()
-        return super().query_points_groups(*args, **given)
+    def __getattribute__(self, name):
+        if name.startswith("query_"):
+            write, self.meanwhile = self.meanwhile, None
+            if write is not None:
+                write()
+        return super().__getattribute__(name)
 
 
 @dataclass
 class Point:
-    """What lies in the collection under one id. offset: None where nobody has computed one."""
+    """A point of the collection. offset: None where nobody has computed one."""
 
     vectors: dict[str, np.ndarray]
     colour: str
@@ -69,8 +66,12 @@ class Point:
 
 @dataclass
 class World:
-    """The collection `name` and what must be in it: points with the corrected vector "image", the vector "text", or
-    both. by_server: whether `plain` speaks to a server, which leaves points that are queries out of a whole request."""
+    """The collection `name` and what must be in it.
+
+    Its points have the corrected vector "image", the vector "text", or both.
+    by_server: True if `plain` speaks to a server, which leaves points that are queries
+    out of a whole request.
+    """
 
     plain: Disturbed
     distance: models.Distance
@@ -80,10 +81,10 @@ class World:
     by_server: bool = False
     points: dict[int, Point] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
         parameters = models.VectorParams(size=DIM, distance=self.distance)
-        # In one shard: each shard of a cluster keeps to the limit of a prefetch by itself.
+        # In one shard: each keeps to the limit of a prefetch by itself.
         self.plain.create_collection(
             self.name, {"image": parameters, "text": parameters}, shard_number=1
         )
@@ -104,24 +105,22 @@ class World:
         for key in self.points:
             self.score(key)
 
-    def store(self) -> Any:
+    def store(self):
         return hubplugin_qdrant.open_store(self.plain, self.name, vector="image")
 
-    def client(self) -> HubQdrantClient:
+    def client(self):
         return HubQdrantClient.wrap(self.plain)
 
-    def vector(self) -> np.ndarray:
+    def vector(self):
         return self.rng.normal(size=DIM).astype(np.float32)
 
-    def image(self) -> np.ndarray:
+    def image(self):
         return clustered(int(self.rng.integers(10**9)), 1)[0]
 
-    def pick(self, *items: Any) -> Any:
+    def pick(self, *items):
         return items[self.rng.integers(len(items))]
 
-    def put(
-        self, client: QdrantClient, key: int, vectors: dict[str, np.ndarray]
-    ) -> None:
+    def put(self, client, key, vectors):
         point = self.points[key] = Point(vectors, self.pick(*COLOURS))
         struct = models.PointStruct(
             id=key,
@@ -130,15 +129,15 @@ class World:
         )
         client.upsert(self.name, [struct], wait=True)
 
-    def score(self, key: int) -> None:
-        """Gives a point the offset that its vector, as it is stored, must have, if it has one."""
+    def score(self, key):
+        """Note the offset that the stored vector of a point must have, if any."""
         if "image" in self.points[key].vectors:
             (record,) = self.plain.retrieve(self.name, [key], with_vectors=["image"])
             vector = np.array([record.vector["image"]], np.float32)
             self.points[key].offset = float(self.model.offsets(vector)[0])
 
-    def write(self) -> None:
-        """Something that an application, somebody with a plain client or an operator does."""
+    def write(self):
+        """Do what an application, somebody with a plain client or an operator does."""
         key, new = self.pick(*self.points), max(self.points) + 1
         both = {"image": self.image(), "text": self.vector()}
         what = self.pick(
@@ -166,31 +165,24 @@ class World:
                 if point.offset is None:
                     self.score(each)
 
-    def lacking(self) -> bool:
-        """Whether a point has the vector and no offset."""
+    def lacking(self):
+        """Return True if a point has the vector and no offset."""
         return any(
             "image" in point.vectors and point.offset is None
             for point in self.points.values()
         )
 
-    def raw(self, query: Any, vector: np.ndarray) -> float:
-        pair = [np.asarray(each, np.float64) for each in (query, vector)]
-        if self.distance is models.Distance.COSINE:
-            pair = [each / np.linalg.norm(each) for each in pair]
-        if self.distance is models.Distance.EUCLID:
-            return float(-((pair[0] - pair[1]) ** 2).sum() / 2)
-        return float(pair[0] @ pair[1])
+    def ranked(self, node, inherited=(), unseen=None, limit=None):
+        """Return what `node`, a request or a prefetch, finds before its limit.
 
-    def ranked(
-        self,
-        node: Any,
-        inherited: tuple[Any, ...] = (),
-        unseen: int | None = None,
-        limit: int | None = None,
-    ) -> Ranked:
-        """What `node`, a request or a prefetch, finds before its limit. Filters, and ids that are queries, go down into
-        prefetches. unseen: a point that a second vector does not find yet. limit: takes the place of that of each
-        prefetch."""
+        Filters, and ids that are queries, go down into prefetches.
+
+        Args:
+            node: The request or prefetch.
+            inherited: Conditions from above.
+            unseen: A point that a second vector does not find yet.
+            limit: Takes the place of that of each prefetch.
+        """
         query = wanted(node)
         left_out = [query] if isinstance(query, int) else []
         if self.by_server:
@@ -215,47 +207,39 @@ class World:
             pool = {key for child in children for key, _ in child}
         return self.nearest(query, node, pool, conditions, unseen)
 
-    def nearest(
-        self,
-        query: Any,
-        node: Any,
-        pool: set[int],
-        conditions: tuple[Any, ...],
-        unseen: int | None,
-    ) -> Ranked:
-        found = []
+    def nearest(self, query, node, pool, conditions, unseen):
+        found = {}
+        is_image = node.using == "image"
         for key in pool:
             point = self.points[key]
             is_allowed = all(
                 key != each if isinstance(each, int) else point.colour == "red"
                 for each in conditions
             )
-            is_image = node.using == "image"
             is_hidden = is_image and key == unseen and point.offset is None
-            if node.using not in point.vectors or not is_allowed or is_hidden:
-                continue
-            offset = (point.offset or 0.0) if is_image else 0.0
-            found.append((key, self.raw(query, point.vectors[node.using]) + offset))
-        found = best_first(found)
-        sign = 1
-        if self.distance is models.Distance.EUCLID:
-            sign = -1
-            found = [(key, distance_of(score)) for key, score in found]
+            if node.using in point.vectors and is_allowed and not is_hidden:
+                vector = point.vectors[node.using]
+                found[key] = similarities(self.distance, [query], [vector])[0, 0]
+                if is_image:
+                    found[key] += point.offset or 0.0
+        ranked = [
+            (key, as_scores(self.distance, score))
+            for key, score in best_first(found.items())
+        ]
+        sign = -1 if self.distance is EUCLID else 1
         least = node.score_threshold
         return [
             (key, score)
-            for key, score in found
+            for key, score in ranked
             if least is None or sign * score >= sign * least
         ]
 
-    def request(
-        self,
-        depth: int = 2,
-        kind: type[Any] = models.QueryRequest,
-        above: str = "rescoring",
-    ) -> Any:
-        """A request, or a prefetch under a node of the form `above`, of random form. Fusions have ties, which come in
-        any order, so that none stands where its order counts. A second vector takes no id in a prefetch."""
+    def request(self, depth=2, kind=models.QueryRequest, above="rescoring"):
+        """Return a random request, or a prefetch under a node of the form `above`.
+
+        Fusions have ties, which come in any order, so that none stands where its order
+        counts. A second vector takes no id in a prefetch.
+        """
         forms = [*["nearest", "rescoring"] * 2, "formula"]
         if above == "rescoring":
             forms.append("fusion")
@@ -278,7 +262,7 @@ class World:
                 query = int(self.pick(*having))
             given["query"] = self.pick(query, models.NearestQuery(nearest=query))
             if self.rng.random() < 0.2:
-                usual = 3.0 if self.distance is models.Distance.EUCLID else 0.0
+                usual = 3.0 if self.distance is EUCLID else 0.0
                 given["score_threshold"] = float(self.rng.normal()) + usual
         if form != "nearest":
             count = 1 if form == "formula" else int(self.rng.integers(1, 4))
@@ -287,45 +271,42 @@ class World:
             ]
         return kind(**given)
 
-    def check(self, found: list[Any], expected: Ranked, which: slice) -> None:
-        """Holds the points that were `found` to `which` of those expected; ties may come in either order."""
+    def check(self, found, expected, which):
+        """Compare the points that were `found` with `which` of those expected; ties may
+        come in either order."""
         scores = dict(expected)
         assert {point.id for point in found} <= set(scores)
         given = [point.score for point in found]
-        self.alike(given, [score for _, score in expected[which]])
-        self.alike(given, [scores[point.id] for point in found])
-
-    def alike(self, found: list[float], expected: list[float]) -> None:
-        """Compares scores; distances as their squares, in which a rounding stays small."""
-        power = 2 if self.distance is models.Distance.EUCLID else 1
-        sizes = [np.sign(each) * np.abs(each) ** power for each in (found, expected)]
-        np.testing.assert_allclose(*sizes, rtol=1e-4, atol=1e-4)
+        own = [scores[point.id] for point in found]
+        # Of distances the squares, in which a rounding stays small.
+        power = 2 if self.distance is EUCLID else 1
+        for right in ([score for _, score in expected[which]], own):
+            sizes = [np.sign(each) * np.abs(each) ** power for each in (given, right)]
+            np.testing.assert_allclose(*sizes, rtol=1e-4, atol=1e-4)
 
 
-def best_first(found: Any) -> Ranked:
+def best_first(found):
     return sorted(found, key=lambda each: -each[1])
 
 
-def distance_of(similarity: float) -> float:
-    return float(-np.sign(similarity) * np.sqrt(2 * abs(similarity)))
-
-
-def wanted(node: Any) -> Any:
-    """What `node` asks for the nearest of, or its query of another kind."""
+def wanted(node):
+    """Return the vector or id that `node` asks for the nearest of, or its query of
+    another kind."""
     is_nearest = isinstance(node.query, models.NearestQuery)
     return node.query.nearest if is_nearest else node.query
 
 
-def ids_in(node: Any) -> Iterator[int]:
-    """Every id that is a query in the tree of `node`."""
+def ids_in(node):
+    """Yield every id that is a query in the tree of `node`."""
     if isinstance(wanted(node), int):
         yield wanted(node)
     for child in node.prefetch or []:
         yield from ids_in(child)
 
 
-def search(world: World, client: HubQdrantClient) -> None:
-    """One random request, alone or in groups or in a batch, right after a stranger's write or not."""
+def search(world, client):
+    """Make one random request, alone or in groups or in a batch, right after a
+    stranger's write or not."""
     unseen = None
     hides = world.storage == "vector" and not world.lacking()
     request = world.request()
@@ -337,7 +318,8 @@ def search(world: World, client: HubQdrantClient) -> None:
     given = {name: value for name, value in request if value is not None}
     if "filter" in given:
         given["query_filter"] = given.pop("filter")
-    # A server looks for missing members of groups with filters of its own, which go into the prefetches, too.
+    # A server looks for missing members of groups with filters of its own, which go
+    # into the prefetches, too.
     grouped = "alone" if world.by_server else "groups"
     way = world.pick("alone", "alone", "batch", grouped)
     if way == "batch":
@@ -362,9 +344,12 @@ def search(world: World, client: HubQdrantClient) -> None:
         assert len(groups) == min(request.limit, len(set(colours)))
 
 
-def check_random_searches(world: World) -> None:
-    """Searches `world` STEPS times, between writes. With second vectors each search is by a client that has just come:
-    one that has known the collection for a while misses the first stranger for 10 seconds."""
+def check_random_searches(world):
+    """Search `world` STEPS times, between writes.
+
+    With second vectors each search is by a client that has just come: one that has
+    known the collection for a while misses the first stranger for 10 seconds.
+    """
     client = world.client()
     for _ in range(STEPS):
         if world.rng.random() < 0.3:
@@ -375,7 +360,6 @@ def check_random_searches(world: World) -> None:
 
 
 @ONLY_NEWER_LOCAL_MODE
-@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 @pytest.mark.parametrize("distance", DISTANCES, ids=lambda distance: distance.value)
 def test_random_requests_find_what_the_definition_says_while_others_write(

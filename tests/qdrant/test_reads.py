@@ -1,18 +1,27 @@
-"""A corrected collection searched and read through `HubQdrantClient`, against the exact corrected ranking."""
+"""A corrected collection searched and read through `HubQdrantClient`, against the exact
+corrected ranking."""
 
 import warnings
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
-from qdrant_client.conversions.conversion import RestToGrpc
+from qdrant_client import models
 
 import hubplugin
 from hubplugin import StoreError
-from hubplugin_qdrant import HubQdrantClient
-from hubplugin_qdrant.manifest import QdrantManifest
-from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import RED, RRF, Photos, ids, know, names
+from hubplugin_qdrant import metadata
+from tests.qdrant.conftest import (
+    COSINE,
+    DOT,
+    EUCLID,
+    RRF,
+    Photos,
+    as_scores,
+    ids,
+    lead,
+    names,
+    set_constants,
+)
 
 
 def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
@@ -21,8 +30,7 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
         found = photos.search(client, query).points
         assert ids(found) == photos.best(query)
         expected = np.sort(photos.similarities([query])[0])[::-1][:10]
-        if photos.distance is models.Distance.EUCLID:  # sqrt(d^2 - 2 offset)
-            expected = -np.sign(expected) * np.sqrt(np.abs(2 * expected))
+        expected = as_scores(photos.distance, expected)
         scores = [point.score for point in found]
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
@@ -30,11 +38,10 @@ def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
 def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):
     before = photos.plain.get_collection("photos")
     client = photos.corrected()
-    query, using = photos.queries[0].tolist(), photos.using or None
-    asked = {"query": query, "using": using, "limit": 1, "with_vectors": True}
-    request = models.QueryRequest(
-        query=query, using=using, limit=1, with_vector=True, with_payload=True
-    )
+    query = photos.queries[0].tolist()
+    asked = {"query": query, "using": photos.using, "limit": 1, "with_payload": True}
+    request = models.QueryRequest(**asked, with_vector=True)
+    asked["with_vectors"] = True
     for point in (
         client.query_points("photos", **asked).points[0],
         client.query_batch_points("photos", [request])[0].points[0],
@@ -53,10 +60,8 @@ def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photo
         (models.PayloadSelectorExclude(exclude=["n"]), {"colour"}),
         (["hub_offset"], {"hub_offset"} if photos.storage == "payload" else set()),
     ):
-        (point,) = photos.search(
-            client, photos.queries[0], limit=1, with_payload=selector
-        ).points
-        assert set(point.payload or {}) == keys
+        found = photos.search(client, query, limit=1, with_payload=selector)
+        assert set(found.points[0].payload or {}) == keys
     shown = client.get_collection("photos")
     assert shown.config.params.vectors == before.config.params.vectors
 
@@ -88,7 +93,7 @@ def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):
 
 
 def test_another_collection_is_as_without_the_wrapper(photos):
-    parameters = models.VectorParams(size=2, distance=models.Distance.DOT)
+    parameters = models.VectorParams(size=2, distance=DOT)
     photos.plain.create_collection("other", {"hub_v7": parameters})
     theirs = {"hub_offset": {"v1": 9}}
     point = models.PointStruct(id=1, vector={"hub_v7": [1, 2]}, payload=theirs)
@@ -107,119 +112,95 @@ def test_another_collection_is_as_without_the_wrapper(photos):
 
 def test_an_alias_is_searched_corrected(photos):
     client = photos.corrected()
-    rename = models.CreateAlias(collection_name="photos", alias_name="pictures")
-    client.update_collection_aliases([models.CreateAliasOperation(create_alias=rename)])
-    found = client.query_points("pictures", photos.queries[0], photos.using or None)
+    lead(client, "pictures", to="photos")
+    found = client.query_points("pictures", photos.queries[0], photos.using)
     assert ids(found) == photos.best(photos.queries[0])
 
 
 def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
-    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
-    corrected = client.query_points("photos", query, using).points
+    client, query = photos.corrected(), photos.queries[0]
+    corrected = photos.search(client, query).points
     hubplugin.remove(photos.store())
-    client.query_points("photos", query, using)
+    photos.search(client, query)
     client.upsert("photos", [photos.point(500, photos.gallery[0])])
     monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
-    raw = client.query_points("photos", query, using).points
-    assert raw == photos.plain.query_points("photos", query, using).points != corrected
+    raw = photos.search(client, query).points
+    assert raw == photos.search(photos.plain, query).points != corrected
 
 
 def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
-    in_payload, monkeypatch
+    cosine, monkeypatch
 ):
-    """As from a snapshot that was taken before the correction."""
-    photos = in_payload
-    photos.corrected()
-    photos.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
-    client, query = photos.wrapped(), photos.queries[0]
-    with pytest.warns(
-        UserWarning,
-        match="no point of 'photos' has an offset of version 1.*run refresh",
-    ) as warned:
-        found = photos.search(client, query)
+    """As from a snapshot that was taken before the correction.
+
+    Each search looks again.
+    """
+    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
+    cosine.corrected()
+    cosine.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
+    client, query = cosine.wrapped(), cosine.queries[0]
+    says = "no point of 'photos' has an offset of version 1.*run refresh"
+    with pytest.warns(UserWarning, match=says) as warned:
+        found = [cosine.found(client, query) for _ in range(2)]
     assert len(warned) == 1
-    assert ids(found) == ids(photos.search(photos.plain, query))
+    assert found == [cosine.found(cosine.plain, query)] * 2
+    hubplugin.refresh(cosine.store())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
-        photos.search(client, query)  # after another look at the manifest
-        hubplugin.refresh(photos.store())
-        assert ids(photos.search(photos.wrapped(), query)) == photos.best(query)
+        assert cosine.found(cosine.wrapped(), query) == cosine.best(query)
+
+
+READS = "of hubplugin x; .* reads format 7: "
 
 
 @pytest.mark.parametrize(
-    ("written", "way_out"),
+    ("fields", "of_version", "says"),
     [
-        (6, "delete the collection 'photos--hub' and apply again"),
-        (99, "upgrade hubplugin"),
+        ({"format": 6, "hubplugin": "x"}, {}, f"{READS}delete .* and apply again"),
+        ({"format": 99, "hubplugin": "x"}, {}, f"{READS}upgrade hubplugin"),
+        ({}, {"oversampling": 1e308}, "damaged at .*oversampling"),
+        ({}, {"max_candidates": -5}, "damaged at .*max_candidates"),
     ],
 )
-def test_a_manifest_of_another_format_is_searched_raw_and_never_overwritten(
-    cosine, written, way_out
+def test_a_manifest_that_cannot_be_read_is_searched_raw_and_never_overwritten(
+    cosine, fields, of_version, says
 ):
     cosine.apply()
-    cosine.plain.set_payload(
-        "photos--hub", {"format": written, "hubplugin": "x", "kept": []}, points=[0]
-    )
-    client = HubQdrantClient.wrap(cosine.plain)
-    said = rf"format {written} of hubplugin x; .* reads format 7: {way_out}"
-    with pytest.warns(UserWarning, match=said):
-        found = client.query_points("photos", cosine.queries[0])
-    assert ids(found) == ids(cosine.plain.query_points("photos", cosine.queries[0]))
-    with pytest.raises(StoreError, match=f"{said}$"):
+    query = cosine.queries[0]
+    (point,) = cosine.plain.retrieve("photos--hub", [0])
+    manifest = point.payload | fields
+    manifest["active"][""] |= of_version
+    points = [models.PointStruct(id=0, vector={}, payload=manifest)]
+    cosine.plain.upsert("photos--hub", points)
+    with pytest.warns(UserWarning, match=f"{says}.*searches are raw here"):
+        found = cosine.found(cosine.wrapped(), query)
+    assert found == cosine.found(cosine.plain, query)
+    with pytest.raises(StoreError, match=says):
         cosine.apply()
+    assert cosine.plain.retrieve("photos--hub", [0])[0].payload == manifest
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_a_corrected_request_is_valid_for_rest_and_grpc(photos, everywhere):
-    photos.corrected()
-    version = photos.version.model_copy(update={"everywhere": everywhere})
-    manifest = QdrantManifest(active={photos.using: version})
-    query = photos.queries[0].tolist()
-    inner = models.Prefetch(query=query, using=photos.using or None, limit=5)
-    formula = models.FormulaQuery(
-        formula=models.SumExpression(sum=["$score", 1.0]), defaults={"$score": 0.5}
-    )
-    for request in (
-        models.QueryRequest(query=query, using=inner.using, filter=RED, limit=3),
-        models.QueryRequest(query=RRF, prefetch=[inner, inner]),
-        models.QueryRequest(query=formula, prefetch=inner),
-        models.QueryRequest(query=query, using=inner.using, prefetch=[inner]),
-    ):
-        corrected = rewrite(request, manifest)[0]
-        text = corrected.model_dump_json(exclude_none=True)
-        again = models.QueryRequest.model_validate_json(text)
-        assert again.model_dump_json(exclude_none=True) == text
-        RestToGrpc.convert_query(QdrantClient._resolve_query(corrected.query))
-        for prefetch in corrected.prefetch or []:
-            RestToGrpc.convert_prefetch_query(prefetch)
-
-
-@pytest.mark.parametrize(
-    "distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID]
-)
+@pytest.mark.parametrize("distance", [COSINE, DOT, EUCLID])
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
-    """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
-    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    client = photos.corrected()
-    lacking = (7, 50)
+    """With second vectors, of which some points have none: each of the two lists may
+    have 12 of the candidates."""
+    photos = Photos("image", distance, "vector")
+    photos.corrected()
+    lacking = [7, 50]
     photos.plain.delete_vectors(
-        "photos", [photos.version.augmented_vector], points=list(lacking)
+        "photos", [photos.version.augmented_vector], points=lacking
     )
-    limited = photos.version.model_copy(update={"max_candidates": 12})
-    know(client, "photos", QdrantManifest(active={"image": limited}))
-    parts = [list(range(12)), list(range(40, 52))]
+    set_constants(photos.store(), max_candidates=12)
+    rows = [*range(12), *range(40, 52)]
     prefetch = []
-    for part in parts:
+    for part in (rows[:12], rows[12:]):
         inside = models.Filter(must=[models.HasIdCondition(has_id=part)])
         prefetch.append(models.Prefetch(filter=inside, limit=12))
-    rows = parts[0] + parts[1]
     query = -3 * photos.gallery[rows].mean(axis=0)
-    found = client.query_points("photos", query, "image", prefetch=prefetch, limit=8)
-    corrected = [key for key in ids(found) if key not in lacking]
-    expected = [
-        key for key in photos.best(query, len(rows), rows) if key not in lacking
-    ]
+    client = photos.wrapped()
+    found = photos.found(client, query, prefetch=prefetch, limit=8)
+    corrected = [key for key in found if key not in lacking]
+    expected = [key for key in photos.best(query, 24, rows) if key not in lacking]
     assert len(corrected) >= 6
     assert corrected == expected[: len(corrected)]
 

@@ -1,7 +1,6 @@
-"""A server that takes connections and never answers: the client's own error, and nothing that waits without an end."""
+"""A server that takes connections and never answers: the client's own error, and
+nothing that waits without an end."""
 
-import asyncio
-import inspect
 import socket
 import threading
 
@@ -9,16 +8,16 @@ import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from hubplugin_qdrant.manifest import QdrantManifest
-from tests.qdrant.conftest import Photos, know
+from tests.qdrant.conftest import DOT, Awaited, Photos
 
 PATIENCE = 60.0
-"""Seconds after which a call that should have ended long ago is taken for one without an end."""
+"""Seconds after which a call that should have ended long ago is taken for one without
+an end."""
 
 
 @pytest.fixture
 def port():
-    """Where connections are taken, by the system, and nobody reads."""
+    """A port where the system takes connections, and nobody reads."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(100)
@@ -26,30 +25,23 @@ def port():
 
 
 QUERY = Photos.queries[0].tolist()
+POINT = models.PointStruct(id=3, vector={"image": QUERY})
 CALLS = {
-    "query_points": lambda client: client.query_points("photos", QUERY, "image"),
-    "query_points_groups": lambda client: client.query_points_groups(
-        "photos", "n", QUERY, "image"
-    ),
-    "scroll": lambda client: client.scroll("photos", with_vectors=True),
-    "upsert": lambda client: client.upsert(
-        "photos", [models.PointStruct(id=3, vector={"image": QUERY})]
-    ),
-    "get_collection": lambda client: client.get_collection("photos"),
+    "query_points": {"query": QUERY, "using": "image"},
+    "query_points_groups": {"group_by": "n", "query": QUERY, "using": "image"},
+    "scroll": {"with_vectors": True},
+    "upsert": {"points": [POINT]},
+    "get_collection": {},
 }
 
 
 def errors_of(clients):
-    """What each call raises with each of `clients`, all at once."""
+    """Return what each call raises with each of `clients`, all at once."""
     found = {}
 
     def ask(number, name):
-        async def awaited():
-            answer = CALLS[name](clients[number]())
-            return await answer if inspect.isawaitable(answer) else answer
-
         try:
-            asyncio.run(awaited())
+            getattr(clients[number](), name)("photos", **CALLS[name])
         except Exception as error:
             found[name, number] = error
 
@@ -84,32 +76,22 @@ def errors_of(clients):
 def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(
     port, storage, awaited, prefer_grpc
 ):
-    kind, corrected = (
-        (AsyncQdrantClient, AsyncHubQdrantClient)
-        if awaited
-        else (QdrantClient, HubQdrantClient)
-    )
-    manifest = None
-    if storage is not None:
-        photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
-        photos.apply()
-        manifest, fit = QdrantManifest(active={"image": photos.version}), photos.model
+    def connect():
+        kind = AsyncQdrantClient if awaited else QdrantClient
+        ports = {"port": port, "grpc_port": port, "prefer_grpc": prefer_grpc}
+        return kind("127.0.0.1", check_compatibility=False, timeout=1, **ports)
 
     def plain():
-        options = {
-            "port": port,
-            "grpc_port": port,
-            "prefer_grpc": prefer_grpc,
-            "timeout": 1,
-        }
-        return kind("127.0.0.1", https=False, check_compatibility=False, **options)
+        return Awaited(connect()) if awaited else connect()
 
     def wrapped():
-        client = corrected.wrap(plain())
-        if manifest is not None:
-            know(client, "photos", manifest)
-            client._corrections.fits[manifest.active["image"].model] = fit
-        return client
+        if storage is not None:
+            photos = Photos("image", DOT, storage, awaited)
+            photos.corrected()
+            return photos.knowing(connect())
+        if awaited:
+            return Awaited(AsyncHubQdrantClient.wrap(connect()))
+        return HubQdrantClient.wrap(connect())
 
     found = errors_of([plain, wrapped])
     for name in CALLS:
