@@ -41,8 +41,8 @@ from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import as_vectors
 rng = np.random.default_rng(0)
 count = int(sys.argv[1])
-queries = normal(rng, count, 8)
-targets = as_vectors(normal(rng, 100_000, 8), "targets")
+queries = rng.normal(size=(count, 8)).astype(np.float32)
+targets = as_vectors(rng.normal(size=(100_000, 8)).astype(np.float32), "targets")
 pairs = TruthCounts(np.arange(count), np.arange(count))
 search(queries, targets, Metric.DOT, Compute("cpu", "64MiB"), TopK(10), pairs)
 """
