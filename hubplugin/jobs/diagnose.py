@@ -244,7 +244,7 @@ def diagnose(
         examples = bank_for(targets, bank, learn is not False)
     else:
         learn = read_learn(learn, "blend", chosen, targets)
-    teachers = Teachers.read(examples, learn, None, chosen, compute, targets)
+    teachers = Teachers.read(examples, learn, chosen, compute, targets)
     require_enough(len(teachers.bank.distinct))  # before the gallery is read
     teachers = teachers.against(targets)
     prepared = teachers.bank
@@ -274,8 +274,7 @@ def diagnose(
         ids = _ids_of(targets, original_rows(gallery)[rows])
         return ids, display_names(ids, names)
 
-    rows = np.arange(queries) if prepared.rows is None else prepared.rows
-    called = [call_query(examples, row) for row in rows.tolist()]
+    called = [call_query(examples, row) for row in range(queries)]
     right = None
     if prepared.pairs is None and prepared.clicks is not None:
         right = prepared.clicks.tolist()

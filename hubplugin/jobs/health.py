@@ -168,8 +168,7 @@ def _read_live_queries(
             "looked at"
         )
         logger.warning(message, len(new), FEWEST_LIVE)
-    rows = new if asked.rows is None else asked.rows[new]
-    names = [call_query(bank, row) for row in rows.tolist()]
+    names = [call_query(bank, row) for row in new.tolist()]
     right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
     return LiveQueries(asked.query_bank[new], names, right)
 

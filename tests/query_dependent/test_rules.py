@@ -162,8 +162,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(sets):
         ),
         "pass targets=": lambda: fit_rule(None, bank, "dis"),
         "pass answers=": lambda: fit_rule(targets, bank, "dualdis"),
-        "no activation set": lambda: fit(targets, bank, "dn").with_activation(targets),
-        "with_activation": lambda: fit(targets, bank, "is").is_activated(targets),
         "2 candidate ids came with 1": (
             lambda: reranker.rerank(bank[0], [1, 2], [0.5])
         ),
