@@ -302,6 +302,12 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         fields = {plain_id(record.id): record.payload or {} for record in records}
         return [fields.get(key, {}) for key in ids]
 
+    def fields(self) -> Sequence[str]:
+        """Return the payload keys of the first points."""
+        pages = self.transport.pages(with_payload=True)
+        keys = {key for record in next(pages) for key in record.payload or {}}
+        return sorted(keys - {KEY})
+
     def scan(
         self, field: str | None = None, between: IdRange = EVERY_ID
     ) -> Iterator[Batch]:

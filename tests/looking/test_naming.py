@@ -34,7 +34,9 @@ def test_targets_are_called_by_a_field_and_unasked_by_a_title(kind, tmp_path):
     with refused(InputError, "no target has a field 'heading'.*title"):
         names_of(store, "heading")(ids)
     if kind is InQdrant:
-        assert names_of(store, "n")(ids[:2]) == ["1", "1"]
+        assert display_names(ids[:2], names_of(store, "n")) == [
+            f"1 [{id}]" for id in ids[:2]
+        ]
 
 
 def test_a_field_that_some_targets_have_may_be_lacking_in_others():
@@ -48,7 +50,7 @@ def test_a_field_that_some_targets_have_may_be_lacking_in_others():
 def test_a_store_of_vectors_alone_asks_for_a_file(tmp_path):
     store = flat_store(tmp_path, VECTORS)
     assert names_of(store)([1]) == [None]
-    with refused(InputError, "'title' is none: pass a file as show="):
+    with refused(InputError, "'title'; there are none; .*a file, as show="):
         names_of(store, "title")([1])
 
 
