@@ -1,8 +1,8 @@
-"""A gallery in shards, which the workers of any `concurrent.futures.Executor` read.
+"""A gallery in shards, read by the workers of any `concurrent.futures.Executor`.
 
-Workers look at all of it once: each query's nearest target, and a sample. A correction
-is tried and fitted on the sample, in the process that asks. Offsets are then a map over
-the shards, `model.offsets`, by the same workers.
+Workers read the whole gallery once, to find each query's nearest target and to draw a
+sample. The calling process tests and fits a correction on the sample. The same workers
+then compute the offsets, with `model.offsets` for each shard.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import itertools
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -41,20 +42,21 @@ from hubplugin.vectors import Sliceable, VectorLike, Vectors, as_vectors, one_li
 logger = logging.getLogger(__name__)
 
 SHARD_ROWS = 250_000
-"""Rows of a shard if nothing is said: at 384 dimensions 384 MB, some seconds a pass."""
+"""The default rows of a shard: 384 MB at 384 dimensions, read in a few seconds."""
 
 SAMPLE = 200_000
-"""Targets that a correction is fitted on, as many as Sinkhorn takes of a large gallery:
-docs/speed.md has the error."""
+"""The maximum number of targets in the sample on which a correction is fitted.
+
+Sinkhorn takes as many from a large gallery; docs/speed.md gives the error."""
 
 Result = TypeVar("Result")
 
 
 class Shard(ABC):
-    """Some targets of a gallery by their place: a small value that travels to workers.
+    """A part of a gallery: a small picklable value that says where its targets are.
 
-    name: What errors call it.
-    rows: How many there are, of which a sample is drawn.
+    name: The name used in error messages.
+    rows: The number of targets, which decides how many are sampled.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Shard(ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors | None:
-        """Return its vectors, to be read where this is called. None if it has none."""
+        """Return the vectors, which the calling process reads, or None if there are none."""
 
 
 @runtime_checkable
@@ -72,19 +74,18 @@ class Sharded(Protocol):
     def count(self) -> int: ...
 
     def shards(self, count: int | None) -> Sequence[Shard]:
-        """Return about `count` parts; by default each has `SHARD_ROWS` targets."""
+        """Return about `count` shards; by default, each has `SHARD_ROWS` targets."""
 
 
 GalleryLike: TypeAlias = (
     VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
 )
-"""What can be read as vectors, and a gallery in parts: a list of files, or a pattern of
-their names."""
+"""Vectors, or a gallery in parts: a store, a list of files, or a file name pattern."""
 
 
 @dataclass(frozen=True)
 class FileShard(Shard):
-    """The rows of a file from `start` on."""
+    """The `rows` rows of a file that begin at row `start`."""
 
     name: str
     path: str
@@ -109,14 +110,14 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
     """Divide a gallery into shards.
 
     Args:
-        source: Shards or files in a list (.npy, .parquet); a pattern of file names, as
-            in "parts/*.parquet"; one .npy file, whose rows are divided; or a store that
-            other machines can read (`hubplugin.open_store`).
-        count: How many shards a file or a store becomes; by default each has some
-            `SHARD_ROWS`.
+        source: A list of shards or of files (.npy, .parquet); a pattern of file names,
+            such as "parts/*.parquet"; one .npy file, whose rows are divided; or a store
+            that other machines can read (`hubplugin.open_store`).
+        count: The number of shards for a file or a store. By default, each shard has
+            about `SHARD_ROWS` rows.
 
     Raises:
-        InputError: Workers cannot read the source, as an array in this process.
+        InputError: Workers cannot read the source: it is an array in this process.
     """
     if count is not None and count < 1:
         raise InputError(Parameter("shards", count), ": expected 1 or more")
@@ -147,16 +148,17 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
 
 
 def _divide_file(path: str, count: int | None) -> list[Shard]:
-    """Divide the rows of a file into `count` shards, none of them empty.
+    """Divide the rows of a file into `count` shards. No shard is empty.
 
-    A file that cannot be read in parts is one shard.
+    A file that cannot be read in parts becomes one shard.
     """
     whole = as_vectors(path, "targets")
     path = os.path.abspath(path)
     file = os.path.basename(path)
     if not isinstance(whole, Sliceable):
         count = 1
-    parts = min(count or -(-whole.rows // SHARD_ROWS), whole.rows)
+    default = math.ceil(whole.rows / SHARD_ROWS)
+    parts = min(count or default, whole.rows)
     ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
     shards = list[Shard]()
     for start, stop in itertools.pairwise(ends):
@@ -172,28 +174,28 @@ def map_shards(
     compute: Compute,
     label: str,
 ) -> list[Result]:
-    """Call a task with the number of each shard and the shard.
+    """Call a task for each shard, with the number of the shard and the shard.
 
-    If one fails, or by Ctrl-C, what still runs is cancelled.
+    If a call fails, or on Ctrl-C, the calls that have not finished are cancelled.
 
     Args:
-        executor: Its workers do the task.
-        task: Must be picklable.
+        executor: The executor whose workers run the task.
+        task: The function to call; it must be picklable.
         shards: The shards.
-        compute: Its progress is told.
+        compute: The settings whose progress callback is called.
         label: The name of the work, for progress and errors.
 
     Returns:
-        What the calls give, in the order of the shards.
+        The results of the calls, in the order of the shards.
 
     Raises:
-        ClusterError: Workers are lost for good. An engine that starts a task of a lost
-            worker anew, as Dask and Ray do, has tried so before.
+        ClusterError: A task failed, or workers are lost for good. Engines that restart
+            a lost worker's tasks, as Dask and Ray do, have already tried that.
     """
     if not hasattr(executor, "submit"):
         raise InputError(
             Parameter("executor", executor),
-            " is none; pass a concurrent.futures.Executor",
+            " is not an executor; pass a concurrent.futures.Executor",
         )
     results = list[Result]()
     futures = list[Future[Result]]()
@@ -211,7 +213,7 @@ def map_shards(
 
 
 def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
-    """Call `function`, and raise an error of an engine in one line."""
+    """Call `function`. Raises ClusterError, of one line, for errors of the engine."""
     try:
         return function()
     except BrokenExecutor as error:
@@ -220,7 +222,7 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
             "run it again: what was written to a store is not written again"
         ) from None
     except Exception as error:
-        cause = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
+        cause = getattr(error, "cause", error)  # Ray wraps the error in pages of text
         if isinstance(cause, HubpluginError):
             raise cause from None
         raise ClusterError(
@@ -235,19 +237,19 @@ def read_by_workers(
     method: Method,
     executor: Executor,
 ) -> PreparedBank:
-    """Read a gallery by workers.
+    """Let workers read a gallery and draw a sample from it.
 
     Args:
         bank: The bank.
-        source: The gallery that the shards are of.
-        shards: The shards.
-        method: Says whether answers are looked for.
-        executor: Its workers read.
+        source: The gallery.
+        shards: The shards of the gallery.
+        method: The method; unless it keeps answers, workers find each query's answer.
+        executor: The executor whose workers read.
 
     Returns:
-        `bank` against a sample of the gallery, drawn with a fixed seed, and what
-        workers found in the whole of it. The sample is all targets if they are at most
-        `SAMPLE`.
+        `bank` with a sample of the gallery as its targets, drawn with a fixed seed, and
+        with the workers' results for the whole gallery. The sample contains all targets
+        if there are at most `SAMPLE`.
     """
     total = sum(shard.rows for shard in shards)
     if isinstance(source, Sharded):
@@ -279,12 +281,12 @@ def read_by_workers(
 
 @dataclass(frozen=True)
 class _Summary:
-    """One shard as a worker saw it.
+    """A worker's summary of one shard.
 
-    count: How many vectors have a direction.
-    sample: Some of them [s, d].
-    survey: As in `PreparedBank`.
-    nearest: What `nearest_targets` returns; empty if answers are not looked for.
+    count: The number of vectors that have a direction.
+    sample: A sample of these vectors [s, d].
+    survey: The survey of the shard, as in `PreparedBank`.
+    nearest: The result of `nearest_targets`; empty if the method keeps answers.
     """
 
     count: int
@@ -296,9 +298,9 @@ class _Summary:
 def _read_shard(
     queries: PreparedBank, share: float, finds_answers: bool, number: int, shard: Shard
 ) -> tuple[_Summary | None, int]:
-    """Return the summary of a shard, if any, and its number of zero vectors.
+    """Return the summary of a shard, None if it is empty, and the count of zero vectors.
 
-    share: The share of its vectors in the sample.
+    share: The fraction of the shard's vectors to sample.
     """
     vectors = None
     try:
@@ -306,7 +308,7 @@ def _read_shard(
         if vectors is None:
             return None, 0
         bank = queries.against(vectors)
-    except EmptyInput:
+    except EmptyInput:  # the shard is empty, or has zero vectors only
         return None, 0 if vectors is None else vectors.rows
     targets = bank.require_targets()
     is_drawn = np.random.default_rng([0, number]).random(targets.rows) < share
@@ -318,7 +320,7 @@ def _read_shard(
 
 
 def _first_rows(parts: Sequence[_Summary]) -> list[int]:
-    """Return the row of each part's first target among all, and how many there are."""
+    """Return the gallery row of each part's first target, then the number of rows."""
     return [0, *itertools.accumulate(part.count for part in parts)]
 
 
@@ -326,7 +328,9 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
     """Join the surveys of all shards."""
     surveys = [part.survey for part in parts]
     firsts = _first_rows(parts)
+    # Rows of the whole gallery, [shards, q].
     nearest = np.stack([each.nearest for each in surveys]) + np.c_[firsts[:-1]]
+    # The shard that has each query's nearest target, [q].
     best = np.stack([each.largest[:, 0] for each in surveys]).argmax(axis=0)
     largest = np.concatenate([each.largest for each in surveys], axis=1)
     largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
@@ -334,7 +338,7 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
 
 
 def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
-    """Find the answers among the nearest targets of shards and target bank."""
+    """Find each query's answer among its nearest targets in shards and target bank."""
     similarities = bank.similarities
     found = [part.nearest for part in parts]
     if bank.target_bank is not None:
@@ -342,6 +346,7 @@ def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
     levels = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
     for (similarity, nearest), first in zip(found, _first_rows(parts), strict=False):
+        # Among targets that are equally near, up to rounding, the first one is kept.
         is_nearer = similarities.lower(similarity) > levels
         rows = np.where(is_nearer, nearest + first, rows)
         levels = np.maximum(levels, similarity)

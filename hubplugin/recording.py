@@ -2,10 +2,10 @@
 
 The sample is one SQLite file that any number of processes read and write. A query's id
 is a hash of its vector, as evenly spread as a random number, and the file keeps the
-queries of the smallest ids. So a query that is asked a thousand times counts once, and
-any two different queries are equally likely to be kept, whichever process heard them:
-the bottom-k sketch of Cohen and Kaplan (PODC 2007). A click names its query by the id
-and is kept by the same rule.
+queries with the smallest ids. So a query that is asked a thousand times counts once,
+and any two different queries are equally likely to be kept, whichever process recorded
+them: the bottom-k sketch of Cohen and Kaplan (PODC 2007). A click stores the id of its
+query, and is kept by the same rule.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from hubplugin.vectors import VectorLike
 
 FILE = "record.sqlite"
-MOST_WITHIN = 64  # recorders within one: each has a thread and a sample
-MOST_HELD = 10_000  # rows of a table in memory, which are written at once then
-LONGEST = 200  # characters of the id of a target: what is longer is a text
-PATIENCE = 5.0  # seconds to wait for other writers, who need some milliseconds
+MOST_WITHIN = 64  # recorders inside another one; each has a thread and a sample
+MOST_HELD = 10_000  # rows per table in memory; more are written without waiting
+LONGEST = 200  # characters in the id of a target; anything longer must be a text
+NO_TARGET = "-1"  # in answers, -1 means that the query has none
+PATIENCE = 5.0  # seconds to wait for other writers, which need a few milliseconds
 ALL = "g"  # a bound above every id
-QUERIES = "queries are"  # of what fails, with its verb
+QUERIES = "queries are"  # the subject and verb of "... not recorded"
 SCHEMA = [
-    # The queries of `dim` dimensions whose ids are below `bound` are all there.
+    # The table `queries` has every query of `dim` dimensions with an id below `bound`.
     "CREATE TABLE IF NOT EXISTS samples (dim INTEGER PRIMARY KEY, bound TEXT, "
     "seen INTEGER, first REAL, last REAL)",
     "CREATE TABLE IF NOT EXISTS queries (dim INTEGER, id TEXT, vector BLOB, "
@@ -68,13 +69,13 @@ KEEP = [
     "AND id < bound ORDER BY id LIMIT 1 OFFSET :size), bound)",
     "DELETE FROM queries WHERE id >= "
     "(SELECT bound FROM samples WHERE samples.dim = queries.dim)",
-    # A click may come before its query. Ids are easily made up, so such clicks have
-    # room of their own.
+    # A click may come before its query. Anyone can make up ids, so clicks without a
+    # query are limited separately, to the latest ones.
     "DELETE FROM clicks WHERE id NOT IN (SELECT id FROM queries) AND ("
     "id >= (SELECT max(bound) FROM samples) OR rowid NOT IN ("
     "SELECT rowid FROM clicks WHERE id NOT IN (SELECT id FROM queries) "
     "ORDER BY time DESC LIMIT :size))",
-    # Keep 8 targets of a query: those that were clicked most, and of these the latest.
+    # Keep 8 targets per query: the most clicked ones, and the latest among equals.
     "DELETE FROM clicks WHERE rowid IN (SELECT rowid FROM (SELECT rowid, row_number() "
     "OVER (PARTITION BY id ORDER BY count DESC, time DESC) AS place FROM clicks) "
     "WHERE place > 8)",
@@ -84,16 +85,17 @@ KEEP = [
 class Recorded(Sliceable):
     """Recorded queries as a query bank: float32 [rows, dim], all different.
 
-    `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows what was clicked.
+    `hubplugin.Bank(recorded, recorded.answers)` is a bank with clicked answers.
 
     Attributes:
         ids: The id of each query [rows].
-        texts: Their texts [rows], None for a query without; None if no query has one.
-        seen: How many queries were asked in all.
-        first, last: When the first and the last query was asked, Unix seconds.
-        clicks: How often each target was clicked, by query [rows].
-        answers: The most frequently clicked target of each query, object [rows], -1
-            for none; None if nothing was clicked.
+        texts: The text of each query [rows], None for a query without one; None if no
+            query has a text.
+        seen: The number of all queries asked, repetitions included.
+        first, last: The times of the first and the last query, in Unix seconds.
+        clicks: The number of clicks on each target, for each query [rows].
+        answers: The most clicked target of each query, object [rows], -1 for none. None
+            if there are no clicks.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Recorded(Sliceable):
         self.ids, contents, texts = map(list, zip(*rows, strict=True))
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
         if [_id(vector) for vector in contents] != self.ids:
-            raise ValueError("a vector is not the one that was written")
+            raise ValueError("a vector does not match its id")
         super().__init__(name, vectors, vectors.shape, np.asarray)
         self.texts = texts if any(texts) else None
         self.clicks = [clicks.get(id, {}) for id in self.ids]
@@ -118,9 +120,9 @@ class Recorded(Sliceable):
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
-    """Return the folder inside `folder` for the queries to what is called `names`.
+    """Return the folder inside `folder` for queries to a place with these `names`.
 
-    Empty names add nothing.
+    Each name that is not empty adds one level.
     """
     path = Path(folder)
     for name in filter(None, names):
@@ -132,19 +134,19 @@ def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
 def read(
     folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None
 ) -> Recorded | None:
-    """Read what was recorded in a folder as one uniform sample.
+    """Read the recorded queries in a folder as one uniform sample.
 
     Args:
         folder: The folder of a `Recorder`.
-        dim: Leaves out queries of other dimensions, which another model has embedded.
-            By default the dimension that was asked last is read.
-        since: Leaves out what was not asked after that moment (Unix seconds).
+        dim: The dimensions of the queries to read; another embedding model may have
+            others. By default, the dimensions of the latest query.
+        since: Leave out queries that were last asked before this time (Unix seconds).
 
     Returns:
-        The sample, None if it is empty.
+        The sample, or None if it is empty.
 
     Raises:
-        StoreError: The file is damaged, or cannot be read.
+        StoreError: The file is damaged or cannot be read.
     """
     if not os.path.lexists(Path(folder, FILE)):
         return None
@@ -164,10 +166,12 @@ def read(
         if not rows:
             return None
         clicks = defaultdict[str, dict[int | str, int]](dict)
+        # A record of an earlier version may have clicks on -1.
         for id, target, count in record.execute(
-            "SELECT id, target, count FROM clicks ORDER BY rowid"
+            f"SELECT id, target, count FROM clicks WHERE target <> '{NO_TARGET}' "
+            "ORDER BY rowid"
         ):
-            clicks[id][as_target(target)] = count
+            clicks[id][as_target_id(target)] = count
         return Recorded(f"recorded queries ({folder})", sample, rows, clicks)
 
 
@@ -175,20 +179,20 @@ def read(
 def _transaction(
     folder: Path, begin: str = "BEGIN IMMEDIATE"
 ) -> Iterator[sqlite3.Connection]:
-    """Open the record in `folder` for one transaction; a file is made where none is.
+    """Open the record in `folder` for one transaction. Create the file if necessary.
 
-    There is no write-ahead log, which needs memory that all writers share. Raises
-    StoreError, and OSError for a folder in which no file can be made.
+    There is no write-ahead log: it would need memory shared by all writers. Raises
+    StoreError, or OSError if no file can be created in `folder`.
     """
     path = folder / FILE
     is_new = not os.path.lexists(path)
     if not is_new and (path.is_symlink() or not path.is_file()):
         raise StoreError(
-            f"{path} is a link, or no file; delete it: a record is only a sample"
+            f"{path} is a link, or not a file; delete it: a record is only a sample"
         )
     try:
         with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as record:
-            # What is forgotten is overwritten.
+            # Overwrite deleted content, so that a forgotten query cannot be recovered.
             record.execute("PRAGMA secure_delete = ON")
             record.execute(begin)
             for table in SCHEMA:
@@ -215,13 +219,15 @@ def _vectors(queries: Any) -> np.ndarray:
 
 
 def _id(vector: bytes) -> str:
+    """Return the id of a query with these float32 bytes."""
     return sha256(vector).digest()[7::-1].hex()
 
 
 def as_id(search: str) -> str:
-    """Return the id of a query as it was given.
+    """Return `search` if it is the id of a query.
 
-    Raises InputError for other texts, without repeating what somebody may have written.
+    Otherwise raises InputError. The message does not repeat the text: it may be
+    private.
     """
     if not re.fullmatch("[0-9a-f]{16}", search):
         raise InputError(
@@ -231,26 +237,30 @@ def as_id(search: str) -> str:
     return search
 
 
-def as_target(target: object) -> int | str:
-    """Return the id of a target as it is kept: digits are a number.
+def as_target_id(target: object) -> int | str:
+    """Return the id of a target in the form that `plain_id` gives it.
 
-    Digits that begin with 0 stay a text. Raises InputError for what is no id, without
-    repeating it: it may be what somebody wrote.
+    Raises InputError for anything else, and for -1, which stands for no target. The
+    message does not repeat `target`, which may be private.
     """
-    is_id = isinstance(target, (str, UUID))
-    if isinstance(target, (int, np.integer)):
-        is_id = int(target) >= 0 and not isinstance(target, bool)
-    text = str(target)
-    if not is_id or not 0 < len(text) <= LONGEST:
+    text = ""
+    if isinstance(target, (str, UUID)):
+        text = str(target)
+    elif isinstance(target, (int, np.integer)) and not isinstance(target, bool):
+        text = str(int(target))
+    if not 0 < len(text) <= LONGEST or text == NO_TARGET:
         raise InputError(
-            "expected the id of a target, 0 or more or up to "
+            "expected the id of a target: an integer other than -1, or a text of 1 to "
             f"{LONGEST} characters; got {type(target).__name__}"
         )
     return plain_id(text)
 
 
 def plain_id(id: int | str) -> int | str:
-    """Return an id with digits as a number, unless they begin with 0, as a barcode may."""
+    """Return an id as a number if it is the usual text of one, as "17" is.
+
+    Other digits stay a text: "042" may be a barcode.
+    """
     text = str(id)
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdecimal() and len(text) < 40:
@@ -261,31 +271,31 @@ def plain_id(id: int | str) -> int | str:
 
 
 class Recorder:
-    """A sample of the queries that are asked, on disk, to be used as a query bank.
+    """Records a sample of an application's queries on disk, for use as a query bank.
 
         recorder = hubplugin.Recorder("photos.faiss.queries")
         recorder.add(queries)  # beside each index.search(queries, k)
-        recorder.click(query, 4711)  # where somebody clicked what the search found
+        recorder.click(query, 4711)  # when somebody clicks a result
 
-    Nothing that goes wrong while recording is raised: a folder that cannot be written is
-    one line in the log, and what was asked meanwhile is dropped.
+    Recording never raises an error. If the folder cannot be written, one line is
+    logged, and queries are dropped until it can be written again.
 
     Args:
-        folder: Where the sample lies, on a disk of this machine: the locks of network
-            disks cannot be trusted. Any number of processes may record to it, and go on
-            after a restart. `hubplugin.apply` and `hubplugin bank` read it.
-        size: How many different queries are kept, drawn at random from all that were
-            ever asked; 10,000 take 15 MB at 384 dimensions. Vectors of each dimension
-            have a sample of their own.
-        texts: Whether the texts that come with queries are kept, too. By default they
-            are not, since people write private things.
-        seconds: Between two writings to the disk, by a thread of its own.
-        collections: Names of collections of a Qdrant client whose queries are kept; all
-            by default.
+        folder: The folder of the sample, on a local disk, since file locks on network
+            disks are not reliable. Any number of processes may record to it, and
+            continue after a restart. `hubplugin.apply` and `hubplugin bank` read it.
+        size: The number of different queries to keep, drawn at random from all queries
+            ever asked; 10,000 take 15 MB at 384 dimensions. There is one sample for
+            each number of dimensions.
+        texts: True to keep the texts that come with queries. By default they are
+            dropped, since people write private things.
+        seconds: The time between two writes to the disk, which a thread makes.
+        collections: The names of the collections for which a Qdrant client keeps
+            queries; all by default.
 
     Raises:
-        InputError: `size` or `seconds` is not above 0, `collections` is one text, or the
-            place of `folder` is a file.
+        InputError: `size` or `seconds` is not above 0, `collections` is a single text,
+            or `folder` is a file.
     """
 
     def __init__(
@@ -305,7 +315,7 @@ class Recorder:
                 "a recorder needs a size and seconds above 0; "
                 f"given: size={size!r}, seconds={seconds!r}"
             )
-        # Absolute, since a program may change its folder before it ends.
+        # Make it absolute: the program may change its working directory before it ends.
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
             expected = "queries are recorded in a folder: name another"
@@ -319,25 +329,26 @@ class Recorder:
         self._begin()
         atexit.register(self.flush)
         if hasattr(os, "register_at_fork"):
-            # A forked process has other threads, and locks that nobody may release.
+            # A fork has no timer thread, and its locks may be held by nobody.
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
+        """Set up the locks, and start with nothing in memory."""
         self._adding = threading.Lock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
         self._bounds: dict[int, str] = {}
-        # Rows that are not on disk yet, by the statement that adds them.
+        # Rows that are not on disk yet, by the SQL statement that inserts them.
         self._heard = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
-        """Record queries that were asked. Never raises.
+        """Record queries. Never raises.
 
-        It takes microseconds a query: the bytes are hashed, and almost always dropped.
+        This takes microseconds per query: its bytes are hashed, and usually dropped.
 
         Args:
             queries: One query [d], or several [m, d].
-            text: The text of one query.
+            text: The text of the query, if there is only one.
         """
         try:
             if not self.texts:
@@ -347,7 +358,7 @@ class Recorder:
             vectors = _vectors(queries)
             count, dim = vectors.shape
             now = time.time()
-            # Others are counted, and no example.
+            # Count every query, but keep only finite ones that are not zero.
             has_direction = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
             kept = []
             for vector in vectors[has_direction]:
@@ -361,7 +372,7 @@ class Recorder:
             self.fail(error)
 
     def _hold(self, statement: str, *rows: tuple[Any, ...]) -> None:
-        """Hold rows until the next writing, which begins now if there are many."""
+        """Hold rows in memory until the next write. Write now if there are many."""
         with self._adding:
             held = self._heard[statement]
             held += rows
@@ -376,8 +387,9 @@ class Recorder:
     def id_of(query: VectorLike) -> str:
         """Return the id of a query [d], 16 hexadecimal digits.
 
-        With it in an answer over HTTP, `click` needs no vector. It is a hash of the
-        float32 bytes, the same everywhere. Raises InputError for what is no query.
+        An HTTP service can send it with the results, so that `click` needs no vector.
+        It is a hash of the float32 bytes, the same on every machine. Raises InputError
+        if `query` is not a single query.
         """
         vectors = _vectors(query)
         if len(vectors) != 1:
@@ -387,39 +399,40 @@ class Recorder:
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
         """Record a click. Never raises.
 
-        Clicks of queries that the sample drops are dropped, so those that stay are as
-        uniform as the queries. Any process may be told of a click.
+        If the sample drops a query, it drops the query's clicks, too: the remaining
+        clicks are as uniform as the queries. Any process may record a click.
 
         Args:
-            query: The query that was asked [d], or its `id_of`.
-            target: The id in the store of what was clicked.
+            query: The query [d], or the id that `id_of` returned for it.
+            target: The store's id of the clicked target.
         """
         try:
             id = as_id(query) if isinstance(query, str) else self.id_of(query)
-            clicked = str(as_target(target))
-            clicked.encode()  # a lone surrogate would keep all other clicks out
+            clicked = str(as_target_id(target))
+            clicked.encode()  # refuse a lone surrogate here: SQLite would drop all rows
             self._hold(ADD_CLICK, (id, clicked, time.time()))
         except Exception as error:
             self.fail(error, "a click is")
 
     def forget(self, ids: Collection[str]) -> int:
-        """Delete queries with their clicks, whichever process has recorded them.
+        """Delete queries and their clicks, whichever process recorded them.
 
-        What another process heard within its last `seconds` it writes later: forget it
-        again then. A correction that was fitted on it keeps it until the next refit.
+        Another process may hold such a query in memory for its `seconds`, and write it
+        later: call `forget` again then. A correction that was fitted on a query keeps
+        the query until the next refit.
 
         Args:
-            ids: Those of the queries, which `id_of` gives.
+            ids: The ids of the queries, as `id_of` returns them.
 
         Returns:
-            How many there were, in the folder and the folders in it.
+            The number of deleted queries, counted in each folder and its subfolders.
 
         Raises:
-            InputError: One of them is no id.
-            StoreError: A file cannot be read or written, and is left as it is.
+            InputError: An id is malformed.
+            StoreError: A file cannot be read or written. It is left unchanged.
         """
         forgotten = {as_id(id) for id in ids}
-        self.flush()  # or what is in memory would be written after it was forgotten
+        self.flush()  # otherwise a query in memory would be written after its deletion
         count = 0
         for path in sorted(self.folder.rglob(FILE)):
             with _transaction(path.parent) as record:
@@ -430,7 +443,7 @@ class Recorder:
         return count
 
     def flush(self) -> None:
-        """Write what is not on disk yet, here and `within`. Never raises."""
+        """Write all rows in memory, here and in recorders `within`. Never raises."""
         for recorder in (self, *self._within.values()):
             try:
                 recorder._write()
@@ -438,9 +451,9 @@ class Recorder:
                 recorder.fail(error)
 
     def _write(self) -> None:
-        """Write what was heard since the last writing, and cut the sample to `size`.
+        """Write the rows in memory, and reduce the sample to `size`.
 
-        `add` and `click` wait only while it takes their lists over, not for the disk.
+        `add` and `click` wait only while the rows are taken over, not for the disk.
         """
         with self._writing:
             with self._adding:
@@ -451,8 +464,9 @@ class Recorder:
                 self._heard.clear()
             if not heard:
                 return
-            if ADD_SAMPLE not in heard and not os.path.lexists(self.folder / FILE):
-                # A click in a misspelt collection must not make a folder for it.
+            has_queries = ADD_SAMPLE in heard
+            if not has_queries and not os.path.lexists(self.folder / FILE):
+                # A click in a misspelt collection must not create a folder for it.
                 self.fail(InputError("no query was recorded there"), "a click is")
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -467,11 +481,11 @@ class Recorder:
         self._failed.discard(QUERIES)
 
     def fail(self, error: Exception, what: str = QUERIES) -> None:
-        """Log that something is not recorded: once, until it is written again.
+        """Log that queries or clicks are not recorded, but only once in a row.
 
         Args:
             error: The reason.
-            what: What is not recorded, with its verb.
+            what: The subject and verb of the message, such as "a click is".
         """
         if what not in self._failed:
             self._failed.add(what)
@@ -479,25 +493,25 @@ class Recorder:
             logging.getLogger(__name__).warning(message, what, self.folder, error)
 
     def close(self) -> None:
-        """Write what is not on disk yet. It happens by itself where Python ends."""
+        """Write all rows in memory. This happens automatically when Python exits."""
         self.flush()
 
     def within(self, *names: str) -> Recorder:
-        """Return a recorder of the same settings in a folder inside this one's.
+        """Return a recorder with the same settings that records to a subfolder.
 
         Args:
-            names: What its queries are asked of, such as a collection and its vector.
+            names: The names of the place that its queries search, such as a collection
+                and a vector.
 
         Raises:
-            InputError: There are 64 of them already.
+            InputError: There are 64 such recorders already.
         """
         found = self._within.get(names)
         if found is not None:
             return found
         if len(self._within) >= MOST_WITHIN:
             raise InputError(
-                f"{MOST_WITHIN} samples are kept in it already; "
-                f"{'/'.join(names)} is left out"
+                f"it holds {MOST_WITHIN} samples already; {'/'.join(names)} is left out"
             )
         folder = folder_within(self.folder, *names)
         made = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)

@@ -1,6 +1,6 @@
 """Vectors from anywhere (arrays, tensors, tables, files, stores), in checked blocks.
 
-`as_vectors` is the only reader of what a user passes as vectors.
+`as_vectors` is the only function that reads vectors passed by a user.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hubplugin.errors import EmptyInput, InputError, Parameter, install
 from hubplugin.metric import Metric, normalise
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as progress(what, done, total) during long work; total is 0 if unknown."""
+"""A callback: long work calls progress(what, done, total), with total 0 if unknown."""
 
 BLOCK_ROWS = 16_384
 
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A store: it yields batches with `.vectors` [b, d], every vector once."""
+    """A store whose `scan` yields batches with `.vectors` [b, d], each vector once."""
 
     def scan(self) -> Iterator[Any]: ...
 
 
 class Vectors(ABC):
-    """A readable set of vectors, `rows` x `dim`, read in blocks and as often as needed.
+    """A set of `rows` vectors of `dim` dimensions, read in blocks as often as needed.
 
-    name: What errors call it.
+    name: The name used in error messages.
     """
 
     def __init__(self, name: str, rows: int, dim: int):
@@ -53,42 +53,42 @@ class Vectors(ABC):
 
     @abstractmethod
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        """Yield blocks [b, dim] in order, b <= size, of any numeric type."""
+        """Yield blocks [b, dim], b <= `size`, in order and of any numeric type."""
 
     def shaped_blocks(self, size: int) -> Iterator[np.ndarray]:
-        """Yield `raw_blocks`. Raises InputError if their shapes do not make up this."""
-        row = 0
+        """Yield `raw_blocks`. Raises InputError if they do not form [rows, dim]."""
+        rows_read = 0
         for raw in self.raw_blocks(size):
-            row += len(raw)
+            rows_read += len(raw)
             if raw.ndim != 2 or raw.shape[1] != self.dim:
                 raise InputError(
                     f"{self.name}: mixed dimensions: expected {self.dim}, "
                     f"found shape {raw.shape}"
                 )
-            if row > self.rows:
+            if rows_read > self.rows:
                 break
             yield raw
-        if row != self.rows:
+        if rows_read != self.rows:
             raise InputError(
-                f"{self.name}: expected {self.rows} rows, read {row}; the source changed "
-                "while being read"
+                f"{self.name}: expected {self.rows} rows, read {rows_read}; the source "
+                "changed while being read"
             )
 
     def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
-        """Yield blocks [b, dim], b <= size, float32, C order, finite.
+        """Yield checked blocks [b, dim], b <= `size`: finite float32 in C order.
 
-        Raises InputError for the first row that is not finite, and if the source
+        Raises InputError at the first row that is not finite, and if the source has
         changed.
         """
-        row = 0
+        start = 0
         for raw in self.shaped_blocks(size):
-            yield self._check(raw, range(row, row + len(raw)))
-            row += len(raw)
+            yield self._check(raw, range(start, start + len(raw)))
+            start += len(raw)
 
     def select(self, rows: np.ndarray) -> np.ndarray:
-        """Return the vectors of `rows`, which ascend: float32 [len(rows), dim].
+        """Return the vectors of the ascending `rows`: float32 [len(rows), dim].
 
-        One pass, which keeps and checks these alone.
+        The source is read once. Only these rows are kept and checked.
         """
         parts = []
         start = 0
@@ -99,7 +99,10 @@ class Vectors(ABC):
         return np.concatenate(parts)
 
     def _check(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
-        """Return rows as `blocks` gives them; errors call them by their `numbers`."""
+        """Return `raw` [b, dim] as finite float32 in C order.
+
+        Raises InputError with the number, from `numbers` [b], of the first bad row.
+        """
         with np.errstate(over="ignore"):
             block = np.ascontiguousarray(raw, dtype=np.float32)
         finite = np.isfinite(block).all(axis=1)
@@ -111,16 +114,16 @@ class Vectors(ABC):
         return block
 
     def array(self) -> np.ndarray:
-        """Return all rows at once, for banks: float32 [rows, dim]."""
+        """Return all rows as one array, for banks: float32 [rows, dim]."""
         return np.concatenate(list(self.blocks()))
 
     def for_source(self, values: np.ndarray) -> np.ndarray:
-        """Return `values` [rows] for all rows of the source, 0 for those left out."""
+        """Return `values` [rows] for every row of the source, 0 for rows left out."""
         return values
 
 
 class Sliceable(Vectors):
-    """Anything that answers source[a:b]: an array, a memory map or a tensor."""
+    """Vectors in a source that can be sliced: an array, a memory map or a tensor."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class Sliceable(Vectors):
         if len(shape) != 2:
             raise InputError(
                 f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected "
-                "[rows, d], one vector a row"
+                "[rows, d], one vector per row"
             )
         super().__init__(name, *map(int, shape))
         self._source = source
@@ -143,15 +146,15 @@ class Sliceable(Vectors):
             yield self.take(slice(start, start + size))
 
     def take(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Return a slice of the rows, or rows by number, unchecked."""
+        """Return the unchecked vectors of `rows`, a slice or row numbers."""
         return self._to_numpy(self._source[rows])
 
     def select(self, rows: np.ndarray) -> np.ndarray:
-        return self._check(self.take(rows), rows)  # without reading the others
+        return self._check(self.take(rows), rows)  # reads no other rows
 
 
 class Directed(Vectors):
-    """The rows `numbers` of `source`: those that are no zero vectors."""
+    """The rows `numbers` of `source`, which are all its vectors except zero vectors."""
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
@@ -165,7 +168,7 @@ class Directed(Vectors):
 
     @staticmethod
     def of(vectors: Vectors, metric: Metric) -> Vectors:
-        """Return `vectors` without zero vectors if the `metric` is cosine."""
+        """Return `vectors`, without zero vectors if `metric` is cosine."""
         if metric is not Metric.COSINE or isinstance(vectors, Directed):
             return vectors
         has_direction = np.concatenate(
@@ -177,7 +180,7 @@ class Directed(Vectors):
 
     @property
     def left_out(self) -> int:
-        """The number of zero vectors."""
+        """The number of zero vectors in the source."""
         return self._source.rows - self.rows
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
@@ -192,58 +195,61 @@ class Directed(Vectors):
         return self._source.select(self.numbers[rows])
 
     def for_source(self, values: np.ndarray) -> np.ndarray:
-        whole = np.zeros(self._source.rows, values.dtype)
-        whole[self.numbers] = values
-        return whole
+        with_zeros = np.zeros(self._source.rows, values.dtype)
+        with_zeros[self.numbers] = values
+        return with_zeros
 
 
 def original_rows(vectors: Vectors) -> np.ndarray:
-    """Return the row of each vector in the source, with its zero vectors: int [n]."""
-    return vectors.numbers if isinstance(vectors, Directed) else np.arange(vectors.rows)
+    """Return each vector's row in the source, which has the zero vectors: int [n]."""
+    if isinstance(vectors, Directed):
+        return vectors.numbers
+    return np.arange(vectors.rows)
 
 
 def locate_rows(vectors: Vectors, rows: np.ndarray) -> np.ndarray:
-    """Return the places in `vectors` of `rows` of its source: int [n].
+    """Return the positions in `vectors` of `rows` of its source: int [n].
 
-    -1 for zero vectors, which `vectors` may lack, and for -1.
+    The position is -1 for a zero vector that `vectors` leaves out, and for a row of -1.
     """
     if not isinstance(vectors, Directed):
         return rows
-    place = np.minimum(np.searchsorted(vectors.numbers, rows), vectors.rows - 1)
-    return np.where(vectors.numbers[place] == rows, place, -1)
+    position = np.searchsorted(vectors.numbers, rows)
+    position = np.minimum(position, vectors.rows - 1)
+    return np.where(vectors.numbers[position] == rows, position, -1)
 
 
 def prepare_blocks(
     vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yield checked blocks of at most `size` rows, of unit length by cosine."""
-    row = 0
+    """Yield checked blocks of at most `size` rows, normalised if `metric` is cosine."""
+    start = 0
     for block in vectors.blocks(size):
         if metric is Metric.COSINE:
-            numbers = range(row, row + len(block))
+            numbers = range(start, start + len(block))
             block = normalise(block, vectors.name, numbers)
         yield block
-        row += len(block)
+        start += len(block)
 
 
 def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
-    """Return a bank checked, at unit length if the metric is cosine: float32 [m, d]."""
+    """Return a bank's vectors [m, d], checked, and normalised if `metric` is cosine."""
     return np.concatenate(list(prepare_blocks(vectors, metric)))
 
 
 def draw_sample(
     vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw rows at random, in order, but for zero vectors if the metric is cosine.
+    """Draw rows at random, and return them in their original order.
 
     Args:
-        vectors: [n, d].
-        count: How many at most.
-        metric: Says how they are prepared.
-        rng: Draws.
+        vectors: The vectors, [n, d].
+        count: The maximum number of rows.
+        metric: If it is cosine, zero vectors are left out and the others normalised.
+        rng: The random number generator.
 
     Returns:
-        float32 [min(count, n), d].
+        The drawn rows, float32 [s, d], s <= min(count, n).
     """
     rows = vectors.select(np.sort(rng.permutation(vectors.rows)[:count]))
     if metric is Metric.COSINE:
@@ -252,32 +258,34 @@ def draw_sample(
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the vectors of `rows`, which ascend, prepared: float32 [len(rows), d].
+    """Return the prepared vectors of the ascending `rows`: float32 [len(rows), d].
 
-    The others are not read if the source can be read row by row.
+    No other row is read if the source allows access by row number.
     """
     block = vectors.select(rows)
-    return normalise(block, vectors.name, rows) if metric is Metric.COSINE else block
+    if metric is Metric.COSINE:
+        return normalise(block, vectors.name, rows)
+    return block
 
 
 def to_tempfile(
     blocks: Iterable[np.ndarray], name: str, expected: int = 0
 ) -> Sliceable:
-    """Keep blocks that can be read only once in a temporary file.
+    """Copy blocks that can be read only once to a temporary file.
 
-    The file has no name and goes with the returned object, or with the process. Memory
-    holds one block whatever the number of rows.
+    The file has no name, and disappears with the returned object or with the process.
+    Memory holds one block at a time, whatever the number of rows.
 
     Args:
-        blocks: [b, d] each.
-        name: What errors call them.
-        expected: About how many rows there are.
+        blocks: The blocks, [b, d] each.
+        name: The name used in error messages.
+        expected: The approximate number of rows, for the error about a full disk.
 
     Raises:
-        InputError: There are no blocks, they differ in dimensions, or the disk is full.
+        InputError: There are no blocks, their dimensions differ, or the disk is full.
     """
     rows = dim = 0
-    # Closing it would flush again what a full disk has refused.
+    # No `with`: closing the file after a full disk would flush once more, and fail.
     file = tempfile.TemporaryFile()  # noqa: SIM115
     for block in blocks:
         if block.ndim != 2 or (dim and block.shape[1] != dim):
@@ -297,12 +305,12 @@ def to_tempfile(
             f"{name} is empty: no vectors were found; at least one is needed"
         )
     mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
-    file.close()  # the map keeps what it maps
+    file.close()  # the map stays valid
     return Sliceable(name, mapped, mapped.shape, np.asarray)
 
 
 def cannot_keep(name: str, error: OSError, needed: int) -> InputError:
-    """Return the error for a disk that refuses `needed` bytes of a temporary file."""
+    """Return the error for a disk that lacks room for a file of `needed` bytes."""
     folder = tempfile.gettempdir()
     return InputError(
         f"{name}: cannot be kept in {folder!r}: {error.strerror or error}; at least "
@@ -312,7 +320,7 @@ def cannot_keep(name: str, error: OSError, needed: int) -> InputError:
 
 
 def fingerprint(*arrays: np.ndarray | None) -> str:
-    """Return a short name for the content of arrays: 16 hex digits of their SHA-256."""
+    """Return a fingerprint of the arrays' content: 16 hex digits of a SHA-256 hash."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is not None:
@@ -322,14 +330,14 @@ def fingerprint(*arrays: np.ndarray | None) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error in one line, or its type if it has none."""
+    """Return an error's text on one line, or the name of its type if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class SupportsArray(Protocol):
-    """Anything that numpy.asarray reads.
+    """An object that numpy.asarray reads.
 
-    An array, a tensor, a column or a table of Arrow, pandas or polars.
+    It is an array, a tensor, or a column or table of Arrow, pandas or polars.
     """
 
     def __array__(self) -> np.ndarray: ...
@@ -345,31 +353,31 @@ VectorLike: TypeAlias = (
     | str
     | os.PathLike[str]
 )
-"""numpy array, torch tensor, memory map, nested lists, a table's column with one vector
-a row, `Vectors`, a store with `scan()`, or a path (.npy, or .parquet, of which
-`file#name` names one column of several). And what belongs to a package X, such
-as a Faiss index, if `hubplugin_X.vectors_in(source, name)` reads it."""
+"""A numpy array, a torch tensor, a memory map, nested lists, a table column with one
+vector per row, `Vectors`, a store with `scan()`, or the path of a .npy or .parquet
+file; `file#name` selects one of several columns. An object of another package X, such
+as a Faiss index, is accepted if `hubplugin_X.vectors_in(source, name)` reads it."""
 
 OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
-"""One number a target [n], in an array, a tensor or a list."""
+"""One number per target [n], in an array, a tensor or a list."""
 
 
 def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
-    """Return `source` as checked `Vectors`; values are checked as blocks are read.
+    """Return `source` as `Vectors`, which check the values as they read blocks.
 
     Args:
-        source: What holds vectors.
-        name: What errors call it ("query bank", "targets").
+        source: The object or the file that holds the vectors.
+        name: The name used in error messages ("query bank", "targets").
 
     Raises:
-        InputError: It is empty, no matrix, not numeric, an object array or pickle
-            (never unpickled), truncated, or of mixed dimensions.
+        InputError: The source is empty, not a matrix, not numeric, an object array or
+            a pickle (never unpickled), truncated, or of mixed dimensions.
     """
     if isinstance(source, Vectors):
         return source
     if isinstance(source, (str, os.PathLike)):
         return from_file(os.fspath(source), name)
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # loaded if `source` is a tensor
     if torch is not None and isinstance(source, torch.Tensor):
         dtype = source.dtype
         if not dtype.is_floating_point and "int" not in str(dtype):
@@ -379,14 +387,14 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         return to_tempfile((batch.vectors for batch in source.scan()), name)
     if np.ma.is_masked(source):
         raise InputError(
-            f"{name} is a masked array with values that are masked; remove those rows or "
-            "fill them"
+            f"{name} is a masked array with masked values; remove or fill those rows"
         )
     try:
         array = np.asarray(source)
-    except Exception as error:  # whatever the conversion of a foreign object raises
+    except Exception as error:  # a foreign object may raise anything
         raise InputError(
-            f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}"
+            f"{name}: {type(source).__name__} is not a matrix [rows, d]: "
+            f"{one_line(error)}"
         ) from None
     if array.ndim == 0 and array.dtype.kind == "O":
         return from_adapter(source, name)
@@ -394,18 +402,18 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
 
 
 def from_adapter(source: Any, name: str) -> Vectors:
-    """Return the vectors in an object of a package that an adapter knows."""
+    """Return the vectors in an object of a package that has an adapter."""
     adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
     reader = None
     if find_spec(adapter):
         reader = getattr(import_module(adapter), "vectors_in", None)
     if reader is None:
-        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
+        raise InputError(f"{name}: {type(source).__name__} is not a matrix [rows, d]")
     return cast(Vectors, reader(source, name))
 
 
 def from_array(array: np.ndarray, name: str) -> Vectors:
-    """Return the vectors in a matrix, or in a column with one vector a row."""
+    """Return the vectors in a matrix, or in a column with one vector per row."""
     if array.dtype.kind == "O" and array.ndim == 1 and array.size:
         try:
             array = np.stack([np.asarray(row) for row in array])
@@ -421,15 +429,15 @@ def from_array(array: np.ndarray, name: str) -> Vectors:
     return Sliceable(name, array, array.shape, np.asarray)
 
 
-def no_numbers(name: str, what: str) -> InputError:
-    """Return the error for values of another type."""
+def no_numbers(name: str, found: str) -> InputError:
+    """Return the error for values that are not numbers."""
     return InputError(
-        f"{name} is {what}; expected floats or integers in a matrix [rows, d]"
+        f"{name} is {found}; expected floats or integers in a matrix [rows, d]"
     )
 
 
 def only_texts(name: str, problem: str) -> InputError:
-    """Return the error for texts in the place of vectors."""
+    """Return the error for texts passed instead of vectors."""
     return InputError(
         f"{name} {problem}; embed texts with the model that embedded the gallery: "
         "pass it as ",
@@ -439,9 +447,10 @@ def only_texts(name: str, problem: str) -> InputError:
 
 
 def numpy(tensor: Any) -> np.ndarray:
-    """Return a tensor as numpy's, which knows no bfloat16.
+    """Convert a tensor to a numpy array of float32, or float64 if it has that type.
 
-    A double stays one, so that what float32 cannot hold is seen.
+    numpy lacks bfloat16. float64 is kept, so that values too large for float32 are
+    found.
     """
     plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
     array: np.ndarray = plain.cpu().numpy()
@@ -461,22 +470,22 @@ class _Parquet(Vectors):
             ) from None
         try:
             self._file = pq.ParquetFile(path)
-        except Exception as error:  # whatever pyarrow makes of a damaged file
+        except Exception as error:  # pyarrow has many errors for damaged files
             raise _not_parquet(name, error) from None
         schema = self._file.schema_arrow
-        lists = []
+        vector_columns = []
         for field in schema:
             values = getattr(field.type, "value_type", pa.null())
             if pa.types.is_floating(values) or pa.types.is_integer(values):
-                lists.append(field.name)
-        if not lists:
+                vector_columns.append(field.name)
+        if not vector_columns:
             raise only_texts(name, "has no column of vectors")
-        if column is None and len(lists) == 1:
-            column = lists[0]
-        if column not in lists:
+        if column is None and len(vector_columns) == 1:
+            column = vector_columns[0]
+        if column not in vector_columns:
             raise InputError(
-                f"{name}: the columns of vectors are {', '.join(lists)}; name one as "
-                f"{path.name}#NAME"
+                f"{name}: the columns of vectors are {', '.join(vector_columns)}; "
+                f"select one with {path.name}#NAME"
             )
         self._column = column
         self.name = name
@@ -490,7 +499,7 @@ class _Parquet(Vectors):
                 column = next(batches).column(0)
             except StopIteration:
                 return
-            except Exception as error:  # as above
+            except Exception as error:  # a damaged page
                 raise _not_parquet(self.name, error) from None
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             if column.null_count or len(np.unique(lengths)) > 1:
@@ -504,11 +513,12 @@ class _Parquet(Vectors):
 
 
 def _not_parquet(name: str, error: Exception) -> InputError:
+    """Return the error for a file that pyarrow cannot read."""
     return InputError(f"{name}: cannot be read as .parquet: {one_line(error)}")
 
 
 def require_file(path: Path, name: str, expected: str = "a file") -> None:
-    """Raise InputError if the path of `name` is no file; it says what was `expected`."""
+    """Raise InputError about `name` if `path` is not a file, as `expected`."""
     if os.path.isdir(path):
         raise InputError(f"{name}: {str(path)!r} is a folder; expected {expected}")
     if not os.path.isfile(path):
@@ -516,14 +526,15 @@ def require_file(path: Path, name: str, expected: str = "a file") -> None:
 
 
 def from_file(text: str, name: str) -> Vectors:
-    """Return the vectors in a file, which its suffix says how to read.
+    """Return the vectors in a .npy or .parquet file.
 
     Args:
-        text: PATH or, for one of the columns in the file, PATH#COLUMN.
-        name: What errors call the vectors.
+        text: PATH or, to select one of the file's columns, PATH#COLUMN.
+        name: The name used in error messages.
 
     Raises:
-        InputError: There is no such file or column, it cannot be read, or `text` is a URL.
+        InputError: The file or the column does not exist or cannot be read, or `text`
+            is a URL.
     """
     path = Path(text)
     column = None
@@ -531,10 +542,10 @@ def from_file(text: str, name: str) -> Vectors:
         head, _, column = text.rpartition("#")
         path = Path(head)
     if not os.path.exists(path) and (url := re.match(r"[a-z][a-z0-9+-]+:", text)):
-        # What stands behind the scheme may hold a password.
+        # The rest of the URL may hold a password.
         raise InputError(
             f"{name}: there is no file '{url[0]}...'; "
-            "a store is opened by hubplugin.open_store(URL)"
+            "open a store with hubplugin.open_store(URL)"
         )
     require_file(path, name, "a file, .npy or .parquet")
     name = f"{name} ({path.name})"
@@ -550,10 +561,10 @@ def from_file(text: str, name: str) -> Vectors:
 
 
 def open_npy(path: Path, name: str) -> np.ndarray:
-    """Return the array in the .npy file `path`, mapped.
+    """Return the array in the .npy file `path` as a memory map.
 
-    Raises InputError, which calls it `name`, for other files and for pickled objects,
-    which are never loaded.
+    Raises InputError about `name` for other files, and for pickled objects, which are
+    never loaded.
     """
     require_file(path, name)
     try:

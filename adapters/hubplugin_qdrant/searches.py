@@ -16,7 +16,7 @@ from typing import Any
 from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.recording import Recorder, as_target
+from hubplugin.recording import Recorder, as_target_id
 from hubplugin.store import Explanation
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Operation
@@ -113,7 +113,7 @@ def click(
         cached = yield from cache.lookup(collection_name)
         if _keeps(recorder, collection_name, cached.collection):
             place = cached.collection
-            ids = [as_target(target)]
+            ids = [as_target_id(target)]
             if not (yield Call(cache.raw.retrieve, place, ids, with_payload=False)):
                 raise InputError(f"what was clicked is no point of {collection_name!r}")
             recorder.within(place, using or "").click(query, target)

@@ -145,10 +145,10 @@ def test_pickles_are_never_unpickled(tmp_path):
         (torch.full((2, 2), 1e300, dtype=torch.float64), "too large for float32"),
         (
             [torch.ones(2, requires_grad=True)],
-            "list is no matrix [rows, d]: Can't call numpy()",
+            "list is not a matrix [rows, d]: Can't call numpy()",
         ),
-        (np.ma.masked_array(X, mask=X > 1), "values that are masked"),
-        ([[1.0, 2.0], [3.0]], "no matrix [rows, d]: setting an array element"),
+        (np.ma.masked_array(X, mask=X > 1), "masked values"),
+        ([[1.0, 2.0], [3.0]], "not a matrix [rows, d]: setting an array element"),
         ("nowhere.npy", "no file 'nowhere.npy'"),
         ("some text " * 500, "there is no file"),
     ],
@@ -167,7 +167,7 @@ def test_a_folder_a_store_and_a_text_are_called_what_they_are(tmp_path):
     (tmp_path / "x.npy").write_text("0.1 0.2\n0.3 0.4\n")
     refuses(tmp_path, "is a folder")
     refuses(tmp_path / "x.npy", "cannot be read as .npy")
-    refuses(object(), "object is no matrix [rows, d]")
+    refuses(object(), "object is not a matrix [rows, d]")
     by_url = refuses("qdrant://user:secret@host/photos", "hubplugin.open_store")
     assert "secret" not in by_url
 

@@ -127,6 +127,6 @@ def test_the_guard_sees_the_bank_as_in_one_process(
 
 
 def test_what_is_no_executor_is_refused_in_one_line(parts, real):
-    said = r"executor='threads' is none; pass a concurrent.futures.Executor"
+    said = r"executor='threads' is not an executor; pass a concurrent.futures.Executor"
     with pytest.raises(hubplugin.InputError, match=said):
         hubplugin.fit(parts[3], real["bank_queries"], executor="threads")

@@ -2,10 +2,12 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from uuid import UUID
 
 import numpy as np
@@ -39,10 +41,10 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
 
 
 def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries):
-    recorder = recorded(folder, queries[:5])
+    recorder = recorded(folder, queries[:7])
     uuid = UUID(int=7)
     for query, target in zip(
-        queries, [5, "17", uuid, np.int64(8), "042"], strict=False
+        queries, [5, "17", uuid, np.int64(8), "042", -5, "-5"], strict=False
     ):
         recorder.click(Recorder.id_of(query), target)
     recorder.click(queries[0], "b")
@@ -51,9 +53,18 @@ def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries):
     recorder.close()
     found = read(folder)
     answers = dict(zip(found.ids, found.answers, strict=True))
-    expected = ["b", 17, str(uuid), 8, "042"]
-    assert [answers[Recorder.id_of(query)] for query in queries[:5]] == expected
-    assert sum(sum(counts.values()) for counts in found.clicks) == 7
+    expected = ["b", 17, str(uuid), 8, "042", -5, -5]
+    assert [answers[Recorder.id_of(query)] for query in queries[:7]] == expected
+    assert sum(sum(counts.values()) for counts in found.clicks) == 9
+
+
+def test_a_recorded_click_on_minus_one_is_read_as_none(folder, queries):
+    recorded(folder, queries[:2], clicks=[3, 4])
+    with closing(sqlite3.connect(folder / FILE)) as record, record:
+        record.execute("UPDATE clicks SET target = '-1' WHERE target = '4'")
+    found = read(folder)
+    assert sorted(found.answers) == [-1, 3]
+    assert {} in found.clicks
 
 
 def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
@@ -71,7 +82,9 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     [
         ("my red shoes", 1, "16 hexadecimal digits; got a text of 12 characters"),
         (np.zeros((2, 2, 2)), 1, "got shape (2, 2, 2)"),
-        ("0" * 16, -1, "expected the id of a target"),
+        ("0" * 16, -1, "expected the id of a target: an integer other than -1"),
+        ("0" * 16, "-1", "expected the id of a target: an integer other than -1"),
+        ("0" * 16, "", "a text of 1 to 200 characters; got str"),
         ("0" * 16, True, "expected the id of a target"),
         ("0" * 16, "x" * 201, "expected the id of a target"),
     ],
@@ -201,7 +214,7 @@ def test_no_link_is_followed(folder, queries, tmp_path, caplog):
     recorded(folder, queries)
     assert beyond.read_bytes() == before
     assert [*beyond.parent.iterdir(), *folder.iterdir()] == [beyond, folder / FILE]
-    said = "is a link, or no file; delete it"
+    said = "is a link, or not a file; delete it"
     (message,) = caplog.messages
     assert said in message
     with refused(StoreError, said):
