@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hubplugin.recording import Recorder as Recorder
     from hubplugin.registry import open_store as open_store
 
-# Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
+# Imported on first use, so that `import hubplugin` is fast and does not load torch.
 _HOMES = {
     "Bank": "bank",
     "Compute": "compute",
@@ -64,7 +64,7 @@ _MODULES = (
     "store",
     "testing",
 )
-"""Those that the docs name."""
+"""The public modules, which the docs name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Files of our own: written whole or not at all, and never through a link."""
+"""Files that hubplugin owns: written completely or not at all, never through a link."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp"
-"""End of the name of a file until it is whole: `<name>.<8 hex digits>.tmp`."""
+"""The suffix of an incomplete file: `<name>.<8 hex digits>.tmp`."""
 
-
-NOT_REGULAR = "it is no regular file"
+NOT_REGULAR = "it is not a regular file"
 
 
 def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file of our own with these `flags` of os.open.
+    """Open a file that hubplugin owns with these `flags` of os.open.
 
-    Raises OSError for a link, and for what is no regular file: reading a pipe might
-    never end.
+    Raises OSError for a link, and for anything else that is not a regular file: reading
+    a pipe might never end.
     """
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # none is on all systems
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # no system has all three
         flags |= getattr(os, name, 0)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -44,9 +43,9 @@ def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO
 
 
 def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
-    """Return why no file of `needed` bytes can be made in `folder`, "" if it can.
+    """Return why a file of `needed` bytes cannot be created in `folder`, or "".
 
-    No file is left behind. It is asked before a work that ends with such a file.
+    No file is left behind. Call this before long work whose result is such a file.
     """
     try:
         tempfile.TemporaryFile(dir=folder).close()
@@ -61,23 +60,23 @@ def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces the file `path` once all of it is on the disk.
+    """Yield a new file that replaces the file `path` once it is completely on disk.
 
         with replacing("photos.hub") as file:
             file.write(content)
 
-    Until then it lies beside `path` as `<path>.<8 hex digits>.tmp`. That name is taken
-    exclusively: two writers do not share it, and nothing that lies there is written to,
-    a link neither. Whatever is raised meanwhile, it is deleted and `path` is as it was;
-    only a process that is killed outright leaves it.
+    Until then, the file is beside `path`, as `<path>.<8 hex digits>.tmp`. It is created
+    exclusively: two writers never share it, and no existing file or link is written to.
+    If an error is raised, the new file is deleted and `path` stays unchanged. The new
+    file is left behind only if the process is killed.
 
     Args:
-        path: A link is itself replaced.
-        mode: The mode of the new file, less the umask.
+        path: The file to replace. If it is a link, the link is replaced.
+        mode: The mode of the new file, before the umask.
 
     Raises:
-        OSError: It cannot be written, or a device or a pipe has the name.
-        ValueError: The path has a null byte.
+        OSError: The file cannot be written, or `path` is a device or a pipe.
+        ValueError: The path contains a null byte.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, NOT_REGULAR)
@@ -95,6 +94,6 @@ def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Binar
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace the file `path` by one with this `content`, as `replacing` does."""
+    """Replace the file `path` by one with this `content`. See `replacing`."""
     with replacing(path) as file:
         file.write(content)

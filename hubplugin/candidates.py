@@ -1,9 +1,9 @@
-"""Corrected search for a store that cannot add a number to a score.
+"""Corrected search for a store that cannot add an offset to a score.
 
-The plain search finds more candidates than are wanted; they are ranked again with their
-offsets. These lie beside the gallery, in a log that a process reads into memory, so that
-the gallery itself is never written to. An adapter says how its store is searched and
-where the log lies; `CandidateStore` does the rest.
+The store's search finds more candidates than requested, and they are reranked with
+their offsets. The offsets are kept beside the gallery, in a log that each process reads
+into memory, so the gallery itself is never changed. An adapter implements the search
+and the storage of the log; `CandidateStore` does the rest.
 """
 
 from __future__ import annotations
@@ -29,50 +29,54 @@ from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
 from hubplugin.vectors import Progress
 
 AGREEMENT = 0.995
-"""The share of the corrected first ten of the calibration queries that candidates reach."""
+"""The share of the calibration queries' corrected top ten that must be candidates."""
 
 SMALL = 200
-"""Up to so many targets, all are candidates."""
+"""In a gallery of at most this many targets, all are candidates."""
 
 WIDEST = 10_240
-"""The most candidates that a search ranks again."""
+"""The maximum number of candidates that a search reranks."""
+
+BYTES_PER_TARGET = 50
+"""The approximate size of an offset in the log."""
 
 REQUEST = 20_000
-"""Candidates in one request: SQLite, in which a store may look them up, takes 32,766."""
+"""The maximum number of candidates per request. SQLite in a store takes 32,766."""
 
 
 class CandidateVersion(Version):
-    """One correction.
+    """The version of a correction.
 
-    gallery: Tells the gallery from another that had its name before.
-    oversampling: How many candidates are ranked again for each result.
+    gallery: Identifies the gallery, even if an earlier one had the same name.
+    oversampling: The number of candidates per result.
     """
 
     gallery: str
     oversampling: float = 1.0
 
     def candidates(self, k: int) -> int:
-        """Return how many candidates a search for `k` results ranks again."""
-        return max(k, min(math.ceil(self.oversampling * max(k, FIRST)), WIDEST))
+        """Return the number of candidates that a search for `k` results reranks."""
+        wanted = math.ceil(self.oversampling * max(k, FIRST))
+        return max(k, min(wanted, WIDEST))
 
 
 Candidates: TypeAlias = dict[str, Any]
-"""What the plain search finds for one query, nearest first: lists of equal length.
+"""One query's results from the store's search: lists of equal length, nearest first.
 
-"ids" and "distances" are there; "vectors" tell which of them have changed; others are
-returned as they are.
+The lists "ids" and "distances" are required. The list "vectors" shows which targets
+have changed. Other lists are returned in the new order.
 """
 
 Fetch: TypeAlias = Callable[[np.ndarray, int], list[Candidates]]
-"""The plain search for queries [m, d]: so many candidates of each."""
+"""The store's search: takes queries [m, d] and the number of candidates for each."""
 
 
 @dataclass
 class Snapshot:
-    """What searches use at one moment.
+    """The data with which searches rerank.
 
-    offsets: The offset of each target, and the checksum of the vector that it is for.
-    seen: How many texts of the log have been read.
+    offsets: The offset of each target, and the checksum of the vector it belongs to.
+    seen: The number of texts read from the log.
     """
 
     version: CandidateVersion | None = None
@@ -83,8 +87,11 @@ class Snapshot:
     def offsets_of(
         self, ids: Sequence[Id], vectors: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the offsets of targets [b]: NaN without one, infinite if it is that of
-        another vector than the one of `vectors` [b, d]."""
+        """Return the offsets of targets [b].
+
+        NaN marks a target without an offset. With `vectors` [b, d], infinity marks an
+        offset that was computed for another vector.
+        """
         found = [self.offsets.get(key, (math.nan, 0)) for key in ids]
         offsets = np.array([offset for offset, _ in found], np.float32)
         if vectors is not None:
@@ -95,32 +102,34 @@ class Snapshot:
 
 
 def checksums(vectors: np.ndarray) -> list[int]:
-    """Return a number for each of `vectors` [b, d] that changes when it does."""
+    """Return the checksum of each of `vectors` [b, d]."""
     return [zlib.crc32(row.tobytes()) for row in np.asarray(vectors, np.float32)]
 
 
 class CandidateStore(ManifestStore[CandidateVersion]):
-    """A store whose own search is asked for candidates. Scores are distances.
+    """A store whose search results are reranked. Scores are distances.
 
-    The manifest, each log and each model have a place of their own, a table or a
-    collection, which `name_of` names. A log and a model are texts in an order.
+    The manifest, each log and each model are kept in separate places, which are tables
+    or collections; `name_of` names them. A log and a model are ordered lists of texts.
     """
 
     name: str
-    """The place of the manifest."""
+    """The name of the manifest's place, with which all names of places begin."""
 
     joint: str
+    """The separator between the parts of a place's name."""
+
     place: str
-    """What a place is: "table"."""
+    """The word for a place in messages, such as "table"."""
 
     gallery: str
     """See `CandidateVersion`."""
 
     folder: Path | None = None
-    """The folder of the store, if it is one of this machine."""
+    """The folder of the store, if it is on this machine."""
 
     every: float = 0.0
-    """For how many seconds a search trusts what it last looked up."""
+    """The seconds for which searches use the same `Snapshot`."""
 
     how_to_record = (
         "hubplugin.Recorder(FOLDER).add(queries) beside each search, and "
@@ -135,29 +144,29 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Search without a correction.
 
         Args:
-            queries: [m, d].
-            count: how many targets of each.
+            queries: The queries, [m, d].
+            count: The number of targets for each query.
         """
 
     @abstractmethod
     def read_targets(self, field: str | None = None) -> Iterator[Batch]:
-        """Scan as `scan` does, without offsets."""
+        """Yield the same batches as `scan`, without offsets."""
 
     @abstractmethod
     def read_text(self) -> str | None:
-        """Return the manifest as it was written, JSON; None if there is none."""
+        """Return the manifest's JSON text, or None if there is no manifest."""
 
     @abstractmethod
     def write_text(self, text: str) -> None:
-        """Put a manifest in the place of the one before, in one step."""
+        """Replace the manifest in one step."""
 
     @abstractmethod
     def read_texts(self, name: str, start: int = 0) -> list[str]:
-        """Return what was appended to a place, in order.
+        """Return the texts that were appended to a place, in order.
 
         Args:
-            name: the place; nothing lies in one that is not there.
-            start: the number of the first text.
+            name: The place. A place that does not exist has no texts.
+            start: The number of the first text.
         """
 
     @abstractmethod
@@ -165,24 +174,24 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Append a text.
 
         Args:
-            name: the place, which is made if it is not there.
-            text: what is appended.
+            name: The place. It is created if it does not exist.
+            text: The text.
         """
 
     @abstractmethod
     def drop(self, name: str) -> None:
-        """Delete a place of ours, which a kill may have left half deleted, or which is gone."""
+        """Delete a correction's place, even if it is half deleted or does not exist."""
 
     @abstractmethod
     def find_place(self, name: str) -> Any:
-        """Return a place, whoever made it, None where there is none."""
+        """Return a place, whoever created it, or None if it does not exist."""
 
     @abstractmethod
     def is_ours(self, place: Any) -> bool:
-        """Return True if a correction has made a place that was found."""
+        """Return True if a correction created `place`, which `find_place` returned."""
 
     def open_place(self, name: str) -> Any:
-        """Return a place that a correction has made, None where there is none."""
+        """Return a place that a correction created, or None if there is none."""
         found = self.find_place(name)
         return found if found is not None and self.is_ours(found) else None
 
@@ -194,8 +203,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Return the name of a place.
 
         Args:
-            version: whose place it is.
-            *parts: none for its log, "model" for its model.
+            version: The version to which the place belongs.
+            *parts: Nothing for the log, "model" for the model.
         """
         return self.joint.join((self.name, version.word, *parts))
 
@@ -203,7 +212,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         text = self.read_text()
         if text is None:
             return Manifest[CandidateVersion]()
-        mend = f"delete each {self.place} whose name begins so, and apply again"
+        mend = f"delete each {self.place} whose name begins so, and run apply again"
         place = f"{self.url}: the {self.place} {self.name}"
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
@@ -233,7 +242,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         self.drop(self.name_of(version, "model"))
 
     def make_room(self, version: CandidateVersion) -> None:
-        """Do nothing: a log is made by what is first appended."""
+        """Do nothing: the first `append` creates the log."""
 
     def delete_offsets(
         self, versions: Sequence[CandidateVersion], progress: Progress | None
@@ -245,7 +254,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return CandidateWriting(self, model, *self.start_version(model, progress))
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if our place is taken, or the folder has no room."""
+        """Raise StoreError if the manifest's name is taken or the folder lacks room."""
         found = self.find_place(self.name)
         if found is not None and not self.is_ours(found):
             raise StoreError(
@@ -253,17 +262,17 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 "rename it, or delete it"
             )
         if self.folder is not None and not dry_run:
-            require_room(self.folder, 50 * self.count())
+            require_room(self.folder, BYTES_PER_TARGET * self.count())
 
     def notes(self) -> Sequence[str]:
         version = self.active()
         if version is None:
             return []
         count = version.candidates(FIRST)
-        return [f"a search for {FIRST} results ranks {count} candidates again"]
+        return [f"a search for {FIRST} results reranks {count} candidates"]
 
     def look(self, *, anew: bool = False) -> Snapshot:
-        """Return what searches use, looked up at most `every` seconds ago."""
+        """Return the snapshot, read at most `every` seconds ago, or now if `anew`."""
         if anew or time.monotonic() >= self._look_again:
             self._snapshot = self._read_snapshot()
             self._look_again = time.monotonic() + self.every
@@ -278,10 +287,10 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         except HubpluginError:
             if self.active() == version:
                 raise
-            return self._read_snapshot()  # another correction has taken its place
+            return self._read_snapshot()  # another correction has replaced it
 
     def remember(self, version: CandidateVersion) -> Snapshot:
-        """Return the offsets of `version`, of whose log only what is new is read."""
+        """Return the offsets of `version`. Only new texts of its log are read."""
         snapshot = Snapshot(version)
         known = self._snapshot
         if known.version is not None and known.version.word == version.word:
@@ -299,13 +308,14 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Search as every store does.
 
         Args:
-            queries: [m, d].
-            k: How many results of each.
-            raw: Search without the correction.
+            queries: The queries, [m, d].
+            k: The number of results for each query.
+            raw: True to search without the correction.
 
         Returns:
-            The hits. Scores are distances: 1 - s for inner product and cosine, else
-            |q - t|^2; less the offset, under squared Euclidean distance twice the offset.
+            The hits. Scores are distances: for inner product and cosine, 1 - s minus
+            the offset; for squared Euclidean distance, |q - t|^2 minus twice the
+            offset.
         """
         rows = self.rank(queries, k, self.fetch, raw=raw)
         return Hits([row["ids"] for row in rows], [row["distances"] for row in rows])
@@ -313,13 +323,13 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     def rank(
         self, queries: np.ndarray, k: int, fetch: Fetch, *, raw: bool = False
     ) -> list[Candidates]:
-        """Return the `k` best candidates of each query, ranked corrected.
+        """Return the `k` best candidates for each query after reranking.
 
         Args:
-            queries: [m, d].
-            k: How many of each.
-            fetch: The plain search.
-            raw: Leave out the correction.
+            queries: The queries, [m, d].
+            k: The number of candidates for each query.
+            fetch: The store's search.
+            raw: True to rank without the correction.
         """
         snapshot = Snapshot() if raw else self.look()
         version = snapshot.version
@@ -335,13 +345,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     def _find(
         self, snapshot: Snapshot, queries: np.ndarray, count: int, fetch: Fetch
     ) -> Iterator[Candidates]:
-        """Yield `count` candidates of each of `queries` [m, d] in the order of `fetch`, with
-        corrected distances."""
+        """Yield `count` candidates for each of `queries` [m, d].
+
+        They have corrected distances, but keep the order of `fetch`.
+        """
         mapped = queries
         lengths = np.ones(len(queries))
         if snapshot.model is not None:
             mapped = snapshot.model.queries(queries)
-            if self.metric is Metric.COSINE:  # the store divides by them
+            if self.metric is Metric.COSINE:  # the store divides by the lengths
                 lengths = np.linalg.norm(mapped, axis=1)
         step = max(1, REQUEST // count)
         for start in range(0, len(queries), step):
@@ -356,25 +368,25 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 yield {**found, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
-        """Return how many candidates a result needs.
+        """Return the number of candidates that a search needs per result.
 
-        With so many the calibration queries find their corrected first ten, but for
-        1 - `AGREEMENT` of these, as far as the index finds them among the `WIDEST`. In a
-        gallery of up to `SMALL` targets all are candidates.
+        With this number, calibration queries find the share `AGREEMENT` of the
+        corrected top ten that they find among `WIDEST` candidates. In a gallery of at
+        most `SMALL` targets, all are candidates.
 
         Args:
-            version: the version, whose log is written.
-            model: its model.
+            version: The version, whose log is complete.
+            model: The model of the version.
         """
         most = min(self.count(), WIDEST)
         if most <= SMALL:
             return SMALL / FIRST
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
-        places = list[int]()
+        raw_ranks = list[int]()  # of the corrected top ten of all queries, from 0
         for found in self._find(snapshot, queries, most, self.fetch):
-            places.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
-        last = np.quantile(places, AGREEMENT, method="inverted_cdf")
+            raw_ranks.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
+        last = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
         return max(1.0, (float(last) + 1) / FIRST)
 
 
@@ -385,7 +397,7 @@ def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]
 
 
 class CandidateWriting(Writing):
-    """The offsets of `model` on their way into the log of `version`."""
+    """Writes the offsets of `model` to the log of `version`."""
 
     def __init__(
         self,

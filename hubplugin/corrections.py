@@ -1,20 +1,20 @@
-"""The `Manifest`, a store's one document of its corrections, and its driver.
+"""The `Manifest`, one document that lists a store's corrections, and its driver.
 
 A *version* is one model written to one vector of a store. A vector has at most one
-active version, by which searches rank, and one previous version, of which only the
-model is left: `rollback` writes it. A store has at most one version that is being
-written. Any other version is retired until nothing of it is left in the store:
+active version, with which searches rank, and one previous version, of which only the
+model is kept, for `rollback`. A store has at most one version that is being written.
+Any other version is retired until all its data is deleted from the store:
 
     begin, activate    the active version becomes the previous one; its offsets retire
     begin, give_up     a half-written version retires; another model is written
     withdraw           all versions of one vector retire
     clear              retired versions have been deleted
 
-Each is a pure function: a manifest never changes, and each returns the next one.
-`ManifestStore` drives them: an adapter gives it one document that is read and written
-in one step, a place for models, and room for one number a target. A kill between any
-two steps leaves a manifest by which the next run goes on: a version is listed before any
-of it is written, and until all of it is deleted.
+Each is a pure function: a manifest never changes, and each function returns the next
+one. `ManifestStore` calls them. An adapter provides one document that is read and
+written in one step, a place for models, and room for one number per target. If a run is
+killed between two steps, the next run continues from the manifest: a version is listed
+from before its first write until after its last deletion.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from hubplugin.store import Correction, Found, Store
 from hubplugin.vectors import Progress
 
 FORMAT = 7
-"""The version of a manifest. A reader refuses any other: up to 6, each store had its
-own."""
+"""The format of a manifest. Readers refuse all others; up to 6, formats differed by
+store."""
 
 
 class Record(BaseModel):
-    """A part of a manifest, which never changes."""
+    """An immutable part of a manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def replace(self, **fields: Any) -> Self:
-        """Return a copy with other `fields`."""
+        """Return a copy with these `fields` replaced."""
         return self.model_copy(update=fields)
 
 
 class Version(Record):
-    """One model for one vector of a store. An adapter adds fields of its own.
+    """One model for one vector of a store. Adapters may add fields.
 
-    number: Names the offsets in the targets.
-    word: A random name, since two runs that begin at once choose the same number. What a
-        run deletes is named after it.
+    number: The number that names the version's offsets in the targets.
+    word: A random name for the data that a run may delete, since two runs that begin at
+        the same time choose the same number.
     vector: The name of the vector; "" in a store with one vector.
     model: The fingerprint of the model.
     metric, dim: Metric and dimensions of the model.
     mapped: True if the model has a query map.
-    made: The time when its writing began.
-    owner: The run that writes it.
+    made: The time at which its writing began.
+    owner: The identifier of the run that writes it.
     """
 
     number: int = Field(ge=1, le=2**31 - 1)
@@ -80,7 +80,7 @@ class Version(Record):
     def of(
         cls, model: OffsetModel, number: int, vector: str = "", **fields: Any
     ) -> Self:
-        """Return version `number` of `vector`, by `model`, whose writing begins now."""
+        """Return version `number` of `vector`, for `model`, with the current time."""
         return cls(
             number=number,
             word=uuid.uuid4().hex,
@@ -98,7 +98,7 @@ V = TypeVar("V", bound=Version)
 
 
 class Manifest(Record, Generic[V]):
-    """All corrections of a store; `active` and `previous` by the name of the vector."""
+    """All versions of a store; the keys of `active` and `previous` name vectors."""
 
     format: int = FORMAT
     hubplugin: str = __version__
@@ -112,12 +112,12 @@ class Manifest(Record, Generic[V]):
     def read(
         cls, content: str | bytes | Mapping[str, Any], place: str, mend: str
     ) -> Self:
-        """Read a manifest. A job never overwrites a manifest that is refused.
+        """Read a manifest. Jobs never overwrite a manifest that this refuses.
 
         Args:
             content: The JSON, as text or parsed.
-            place: The place of the manifest, for errors.
-            mend: What the user can do, for errors.
+            place: The place of the manifest, for error messages.
+            mend: The advice to the user in error messages.
 
         Raises:
             StoreError: Another version of hubplugin wrote it, or it is damaged.
@@ -125,11 +125,11 @@ class Manifest(Record, Generic[V]):
         damaged = f"{place} has a manifest that is damaged"
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
-            written = values.get("format") if isinstance(values, Mapping) else FORMAT
-            if type(written) is int and written != FORMAT:
-                advice = "upgrade hubplugin" if written > FORMAT else mend
+            given = values.get("format") if isinstance(values, Mapping) else FORMAT
+            if type(given) is int and given != FORMAT:
+                advice = "upgrade hubplugin" if given > FORMAT else mend
                 raise StoreError(
-                    f"{place} has a manifest in format {written} of hubplugin "
+                    f"{place} has a manifest in format {given} of hubplugin "
                     f"{values.get('hubplugin')}; this version ({__version__}) reads "
                     f"format {FORMAT}: {advice}"
                 )
@@ -138,7 +138,7 @@ class Manifest(Record, Generic[V]):
             at = ".".join(map(str, error.errors()[0]["loc"])) or "its beginning"
             raise StoreError(f"{damaged} at {at!r}; {mend}") from None
         except (ValueError, RecursionError):
-            raise StoreError(f"{damaged}: it is no JSON; {mend}") from None
+            raise StoreError(f"{damaged}: it is not JSON; {mend}") from None
 
     def find_current(self, vector: str = "") -> tuple[V | None, bool]:
         """Return the active or half-written version of `vector`, and True if active."""
@@ -150,19 +150,19 @@ class Manifest(Record, Generic[V]):
 
     @property
     def maintained(self) -> tuple[V, ...]:
-        """The versions whose offsets a write to a target must bring up to date."""
+        """The versions whose offsets must be updated when a target is written."""
         active = tuple(self.active.values())
         return active if self.writing is None else (*active, self.writing)
 
     @property
     def everything(self) -> tuple[V, ...]:
-        """Every version whose offsets may lie in the store."""
+        """All versions whose offsets may be in the store."""
         return (*self.maintained, *self.retired)
 
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
-        """Return the version of `vector` that has this `model` and these `fields`.
+        """Return the version of `vector` with this `model` and `fields`, and its state.
 
-        Also return its state: an active version is amended, a half-written one finished.
+        An active version is amended, and a half-written one is finished.
         """
         required = {"vector": vector, "model": model, **fields}
         active = self.active.get(vector)
@@ -174,24 +174,25 @@ class Manifest(Record, Generic[V]):
         return None, "nothing"
 
     def give_up(self) -> Self:
-        """Return the manifest whose half-written version is retired."""
+        """Return the manifest with its half-written version retired."""
         if self.writing is None:
             return self
         return self.replace(writing=None, retired=(*self.retired, self.writing))
 
     def begin(self, version: V) -> Self:
-        """Return the manifest while `version` is written, by whichever run."""
-        goes_on = self.writing is not None and self.writing.number == version.number
-        manifest = self if goes_on else self.give_up()
+        """Return the manifest for the time in which a run writes `version`."""
+        manifest = self
+        if self.writing is not None and self.writing.number != version.number:
+            manifest = self.give_up()
         last = max(self.last_number, version.number)
         return manifest.replace(writing=version, last_number=last)
 
     def activate(self, version: V) -> Self:
-        """Return the manifest by which searches use `version`.
+        """Return the manifest with `version` active.
 
-        The version that they used becomes the previous one, and its offsets retire. The
-        former previous version retires with its model. If `version` was active already,
-        only its fields are updated.
+        The version that was active becomes the previous one, and its offsets retire.
+        The former previous version retires with its model. If `version` was already
+        active, only its fields are updated.
         """
         vector = version.vector
         replaced = self.active.get(vector)
@@ -222,78 +223,78 @@ class Manifest(Record, Generic[V]):
             if version.vector == vector
         ]
         return self.replace(
-            active={n: v for n, v in self.active.items() if n != vector},
-            previous={n: v for n, v in self.previous.items() if n != vector},
+            active={name: v for name, v in self.active.items() if name != vector},
+            previous={name: v for name, v in self.previous.items() if name != vector},
             writing=None if self.writing in gone else self.writing,
             retired=(*self.retired, *gone),
         )
 
     def clear(self, gone: Sequence[V]) -> Self:
-        """Return the manifest once the retired versions `gone` are deleted."""
+        """Return the manifest without the versions `gone`, which are deleted."""
         numbers = {version.number for version in gone}
         left = tuple(v for v in self.retired if v.number not in numbers)
         return self.replace(retired=left)
 
 
 class ManifestStore(Store, Generic[V]):
-    """A store whose corrections are the versions of one manifest.
+    """A store whose corrections are listed in one manifest.
 
-    An adapter gives the nine small methods that follow, and `begin`, which returns its
-    own `Writing` of the version that `start_version` returns. The writing calls
-    `require_owner` before each step that another run must not interfere with, and
+    An adapter implements the nine small methods that follow, and `begin`, which returns
+    a `Writing` of the version that `start_version` returns. The writing calls
+    `require_owner` before each step in which another run must not interfere, and
     `switch` and `clear` to activate.
     """
 
     vector: str = ""
-    """The name of the corrected vector, where one manifest is for several."""
+    """The name of the corrected vector, if one manifest covers several."""
 
     _known: OffsetModel | None = None
 
     @abstractmethod
     def read_manifest(self) -> Manifest[V]:
-        """Return the manifest as it is now, an empty one if there is none.
+        """Return the current manifest, or an empty one if there is none.
 
-        `Manifest.read` refuses what cannot be read.
+        Raises the same errors as `Manifest.read`.
         """
 
     @abstractmethod
     def write_manifest(self, manifest: Manifest[V]) -> None:
-        """Put `manifest` in the place of the one before, in one step."""
+        """Replace the stored manifest by `manifest` in one step."""
 
     @abstractmethod
     def delete_manifest(self) -> None:
-        """Delete the manifest, which is empty, with its place."""
+        """Delete the manifest, which lists nothing any more, and its place."""
 
     @abstractmethod
     def new_version(self, model: OffsetModel, number: int) -> V:
-        """Return `Version.of` the `model`, with what the adapter adds."""
+        """Return `Version.of` for `model`, with the fields that the adapter adds."""
 
     @abstractmethod
     def read_model(self, version: V) -> OffsetModel:
-        """Return the model of `version`, whole. Raises StoreError or ModelFileError."""
+        """Return the model of `version`. Raises StoreError or ModelFileError."""
 
     @abstractmethod
     def write_model(self, version: V, model: OffsetModel) -> None:
-        """Keep `model`, over whatever a kill left under the number of `version`."""
+        """Store `model`. Replace anything that a killed run left under its number."""
 
     @abstractmethod
     def delete_model(self, version: V) -> None:
-        """Delete what `write_model` wrote, which may be gone."""
+        """Delete the model that `write_model` stored, if it is there."""
 
     @abstractmethod
     def make_room(self, version: V) -> None:
-        """Make room for one number a target if there is none yet."""
+        """Make room for one number per target, unless there is room already."""
 
     @abstractmethod
     def delete_offsets(self, versions: Sequence[V], progress: Progress | None) -> None:
-        """Delete the offsets of `versions`, which may be gone, and tell `progress`."""
+        """Delete the offsets of `versions`, if they are there. Report `progress`."""
 
     def changing(self) -> AbstractContextManager[object]:
         """Return the lock or transaction that keeps other runs from the manifest."""
         return nullcontext()
 
     def find(self, manifest: Manifest[V], model: OffsetModel) -> tuple[V | None, Found]:
-        """Return what `manifest` has of `model` for this store's vector."""
+        """Return the version of `model` for this store's vector, and its state."""
         return manifest.find(self.vector, model.fingerprint)
 
     def next_number(self, manifest: Manifest[V]) -> int:
@@ -315,7 +316,7 @@ class ManifestStore(Store, Generic[V]):
         return None if version is None else self.read_model(version)
 
     def active(self) -> V | None:
-        """Return the version by which searches rank, None if they are raw."""
+        """Return the version with which searches rank, or None without a correction."""
         return self.seen().active.get(self.vector)
 
     def require_active(self) -> V:
@@ -328,7 +329,7 @@ class ManifestStore(Store, Generic[V]):
         return version
 
     def model(self, version: V) -> OffsetModel:
-        """Return the model of `version`; the last one is not read again."""
+        """Return the model of `version`. The latest model is cached."""
         if self._known is None or self._known.fingerprint != version.model:
             self._known = self.read_model(version)
         return self._known
@@ -336,11 +337,11 @@ class ManifestStore(Store, Generic[V]):
     def start_version(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> tuple[V, Found]:
-        """Return the version of `model` that `begin` writes, and the state it was found in.
+        """Return the version of `model` that `begin` writes, and its state before.
 
-        An active version stays as it is. This run takes over a half-written version, and
-        the run that had it stops. Otherwise a new version is begun; a half-written one of
-        another model is deleted first, so that both need not fit at once.
+        An active version stays unchanged. This run takes over a half-written version of
+        `model`, and the run that was writing it stops. Otherwise, it begins a new
+        version, and first deletes a half-written one of another model to save space.
         """
         with self.changing():
             manifest = self.read_manifest()
@@ -359,11 +360,11 @@ class ManifestStore(Store, Generic[V]):
     def _store_new_version(
         self, manifest: Manifest[V], model: OffsetModel
     ) -> tuple[Manifest[V], V]:
-        """Write `model` as a new version.
+        """Store `model` as a new version, and return the next manifest and the version.
 
-        It is first listed as retired, so that a run killed here leaves something that
-        `clear` deletes. If another run has rewritten the manifest meanwhile, undo and
-        raise StoreError.
+        The version is first listed as retired, so that `clear` deletes it if this run
+        is killed. If another run replaces the manifest meanwhile, the model is deleted
+        and StoreError raised.
         """
         version = self.new_version(model, self.next_number(manifest))
         listed = manifest.replace(last_number=version.number, retired=(version,))
@@ -376,9 +377,9 @@ class ManifestStore(Store, Generic[V]):
         return manifest.clear([version]), version
 
     def require_owner(self, version: V) -> Manifest[V]:
-        """Return the manifest as it is now.
+        """Return the current manifest.
 
-        Raises StoreError if it no longer names `version` as written by this run.
+        Raises StoreError if it no longer names this run as the owner of `version`.
         """
         manifest = self.read_manifest()
         if version.owner not in {other.owner for other in manifest.maintained}:
@@ -386,23 +387,24 @@ class ManifestStore(Store, Generic[V]):
         return manifest
 
     def _overtaken(self) -> StoreError:
+        """Return the error for a run that another run has replaced."""
         return StoreError(
             f"{self.url}: another run has begun since, and this one stops; searches "
             "use nothing that it wrote"
         )
 
     def switch(self, version: V) -> None:
-        """Let searches use `version`, which this run has written, from now on.
+        """Activate `version`, which this run has written.
 
-        `clear` deletes what it replaces.
+        `clear` then deletes the offsets that it replaces.
         """
         with self.changing():
             self.write_manifest(self.require_owner(version).activate(version))
 
     def clear(self, progress: Progress | None = None) -> Manifest[V]:
-        """Delete the retired versions. Return the manifest after that.
+        """Delete the retired versions, and return the manifest without them.
 
-        It is read again, since another run may have begun meanwhile.
+        The manifest is read again after the offsets, since another run may have begun.
         """
         with self.changing():
             manifest = self.read_manifest()

@@ -1,4 +1,7 @@
-"""The errors that hubplugin raises: one line each, naming what was given, what was expected, and what to do."""
+"""The errors that hubplugin raises.
+
+Each message is one line: what was given, what was expected, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter in the text of an error: data, so that a CLI can name its own option.
+    """A parameter in an error message. A CLI can replace it by the name of its option.
 
-    name: as in the signature. value: what to pass or what was given, None if the name
-    alone is meant.
+    name: The name in the signature.
+    value: The value to pass or the value given, or None to show only the name.
     """
 
     name: str
@@ -23,22 +26,21 @@ class Parameter:
 
 
 def install(extra: str) -> str:
-    """Say what to do if the packages of an `extra` are missing.
+    """Return the advice for a user who lacks the packages of an `extra`.
 
-    hubplugin is on no package index: `pip install 'hubplugin[extra]'` would find nothing,
-    or something else of that name.
+    hubplugin is not on a package index: `pip install 'hubplugin[extra]'` would find
+    nothing, or another package of that name.
     """
     return f"in a clone of hubplugin: pip install '.[{extra}]'"
 
 
 class HubpluginError(Exception):
-    """Any error that hubplugin raises on purpose.
+    """The base class of all errors that hubplugin raises on purpose.
 
-    Input that cannot be used is refused before anything is written. A job on a store that
-    is stopped while it writes leaves what it wrote by then, and takes it up when it is run
-    again.
+    Unusable input is refused before anything is written. If a job is stopped while it
+    writes to a store, run it again: it continues from what is already written.
 
-    Its args are the parts of its text, str and `Parameter`:
+    The arguments are the parts of the message, texts and `Parameter` objects:
 
         InputError("method 'dualis' needs vectors of answers: pass ", Parameter("answers"))
     """
@@ -47,7 +49,7 @@ class HubpluginError(Exception):
         return self.render(str)
 
     def render(self, named: Callable[[Parameter], str]) -> str:
-        """Return the text, with each parameter as `named` has it."""
+        """Return the message, with each parameter replaced by the text from `named`."""
         return "".join(
             named(part) if isinstance(part, Parameter) else str(part)
             for part in self.args
@@ -56,9 +58,9 @@ class HubpluginError(Exception):
 
 @contextmanager
 def telling(changes: str) -> Iterator[None]:
-    """Let Ctrl-C say which `changes` were made by then, and how to go on.
+    """Put `changes` into the message of a Ctrl-C: what was changed, and how to go on.
 
-    An interrupt that says so already, of a part of the work, stays as it is.
+    If the interrupt already has a message, from a part of the work, it is kept.
     """
     try:
         yield
@@ -67,11 +69,11 @@ def telling(changes: str) -> Iterator[None]:
 
 
 class InputError(HubpluginError, ValueError):
-    """Vectors, parameters or ground truth that cannot be used as given."""
+    """Raised for vectors, parameters or ground truth that cannot be used."""
 
 
 class ZeroVector(InputError):
-    """A vector of length 0, which has no cosine similarity."""
+    """Raised for a vector of length 0, which has no cosine similarity."""
 
 
 class EmptyInput(InputError):
@@ -79,16 +81,16 @@ class EmptyInput(InputError):
 
 
 class ClusterError(HubpluginError):
-    """Workers of an executor that were lost, or failed for no fault of the vectors."""
+    """Raised if an executor's workers are lost, or fail although vectors are valid."""
 
 
 class ModelFileError(HubpluginError):
-    """A model file that is damaged, or that another version wrote."""
+    """Raised for a model file that is damaged, or that another version wrote."""
 
 
 class StoreError(HubpluginError):
-    """A store that is missing, unreachable, in the wrong state, or cannot carry offsets."""
+    """Raised for a store that is missing, unreachable, unusable or in the wrong state."""
 
 
 class CorrectionRefused(HubpluginError):
-    """The guard objects to the bank or the correction. Nothing was written."""
+    """Raised if the guard rejects the bank or the correction. Nothing was written."""

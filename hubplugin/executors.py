@@ -64,7 +64,7 @@ class Shard(ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors | None:
-        """Return the vectors, which the calling process reads, or None if there are none."""
+        """Return the vectors, which the caller reads, or None if there are none."""
 
 
 @runtime_checkable
@@ -298,7 +298,7 @@ class _Summary:
 def _read_shard(
     queries: PreparedBank, share: float, finds_answers: bool, number: int, shard: Shard
 ) -> tuple[_Summary | None, int]:
-    """Return the summary of a shard, None if it is empty, and the count of zero vectors.
+    """Return a shard's summary, None if it is empty, and its number of zero vectors.
 
     share: The fraction of the shard's vectors to sample.
     """

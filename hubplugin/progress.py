@@ -1,4 +1,4 @@
-"""Progress for people: bars on a terminal, a line now and then elsewhere."""
+"""Progress for users: bars on a terminal, and occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rich.progress import (
 from hubplugin.vectors import Progress as ProgressCallback
 
 LINE_SECONDS = 10.0
-"""Between one line of progress and the next: a log stays short, and nobody takes a job for dead."""
+"""The time between two lines: a log stays short, but shows that the job is running."""
 
 
 @contextmanager
 def lines(
     say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[ProgressCallback]:
-    """Yield a callback for where there is no terminal, such as a log.
+    """Yield a callback that reports progress in lines, for a log.
 
-    It says what begins first, how far the job is every `LINE_SECONDS`, and at the end how
-    long it took. A job that computes nothing says nothing.
+    The first line names the work, later ones follow every `LINE_SECONDS`, and the last
+    one gives the total time. A job without any work reports nothing.
 
     Args:
-        say: takes each line.
-        clock: tells the seconds.
+        say: The function that receives each line.
+        clock: The function that returns the time in seconds.
     """
     start = clock()
     last: float | None = None
@@ -56,12 +56,12 @@ def lines(
 
 @contextmanager
 def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
-    """Yield a callback that draws a bar with the time left, on stderr or `console`.
+    """Yield a callback that draws bars with the time left, on stderr or `console`.
 
         with bars() as progress:
             hubplugin.fit(gallery, bank, compute=hubplugin.Compute(progress=progress))
 
-    Bars of finished work vanish; nothing is drawn where the output is no terminal.
+    Bars of finished work disappear. Without a terminal, nothing is drawn.
     """
     columns = (
         TextColumn("{task.description}"),

@@ -1,11 +1,12 @@
-"""How an adapter is found: by an entry point in the group `hubplugin.adapters`.
+"""Finds adapters by their entry points in the group `hubplugin.adapters`.
 
-The entry point's name is the URL scheme, and its value is a function from a URL to a `hubplugin.store.Store`:
+The name of an entry point is the URL scheme. Its value is a function that takes a URL
+and returns a `hubplugin.store.Store`:
 
     [project.entry-points."hubplugin.adapters"]
     mystore = "my_package:open_url"
 
-The built-in adapters come through the same door.
+The built-in adapters are found in the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ SHOWN = re.compile(
     "table|vector|key|metric|index|record|using|storage|grpc|tenant|database|host|hostaddr"
     "|port|dbname|user|service|sslmode|connect_timeout|options"
 )
-"""The options of URLs that messages and pages show."""
+"""The URL options that messages and pages show."""
 
 
 def without_secrets(url: str) -> str:
-    """Return `url` as it is shown: without a password, and with no options but `SHOWN`.
+    """Return `url` for display: without a password, and only with options in `SHOWN`.
 
-    The name of any other option may be that of a password, misspelt or in capitals.
+    Any other option may hold a password, even under a misspelt name.
     """
     place, _, options = url.partition("?")
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
@@ -44,16 +45,17 @@ def without_secrets(url: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Open a store by its URL, such as `faiss:photos.faiss` or `qdrant://HOST:6333/photos`.
+    """Open a store by its URL, as `faiss:photos.faiss` or `qdrant://HOST:6333/photos`.
 
-    Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
+    Raises StoreError if no installed adapter knows the scheme, or if the adapter lacks
+    packages.
     """
     scheme, colon, _ = url.partition(":")
     adapters = {entry.name: entry for entry in entry_points(group=GROUP)}
     entry = adapters.get(scheme)
     if entry is None or not colon:
         known = ", ".join(f"{name}:..." for name in sorted(adapters))
-        # What stands behind the scheme may hold a password.
+        # The rest of the URL may hold a password.
         shown = f"{scheme}:..." if colon else url
         raise StoreError(
             f"{shown!r} is no store URL that an installed adapter knows; "
@@ -76,4 +78,4 @@ def open_store(url: str) -> Store:
     except HubpluginError:
         raise
     except ValueError as error:
-        raise StoreError(f"{scheme}:... is no URL: {error}") from None
+        raise StoreError(f"{scheme}:... is not a URL: {error}") from None

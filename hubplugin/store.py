@@ -1,4 +1,7 @@
-"""What an adapter offers: a `Store`, and the `Writing` that it begins. `hubplugin.registry` says how it is found."""
+"""The interface of an adapter: a `Store`, and the `Writing` that it begins.
+
+`hubplugin.registry` finds adapters.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ class Batch:
     """Some targets of a store.
 
     ids: The ids [b].
-    vectors: float32 [b, d].
-    offsets: The offsets stored under the active correction, float32 [b]. NaN if a target
-        has none, infinite if its offset belongs to another vector.
-    place: For the store alone, which needs it back when the batch is written.
-    foreign: How many targets carry something in the place of offsets that no correction
-        of this store has written.
-    values: What each target has in the field that `Store.scan` was asked for, or None.
-    rounding: Returns how far stored offsets may lie from the right ones, given these
-        [b]; None if the store keeps float32.
+    vectors: The vectors, float32 [b, d].
+    offsets: The offsets of the active correction in the store, float32 [b]. NaN for a
+        target without one, infinite if the offset was computed for another vector.
+    place: The position of the batch, which only the store reads when it is written.
+    foreign: The number of targets whose offset was not written by a correction of this
+        store.
+    values: The value of each target in the field passed to `Store.scan`, or None.
+    rounding: A function from correct offsets [b] to the error that storing them may
+        cause; None if the store keeps float32.
     """
 
     ids: Sequence[Id]
@@ -51,7 +54,7 @@ class Batch:
     rounding: Callable[[np.ndarray], np.ndarray] | None = None
 
     def take(self, rows: np.ndarray) -> Batch:
-        """Return the targets in `rows`, to be written."""
+        """Return a batch of the targets in `rows`, for `Writing.write`."""
         ids = [self.ids[row] for row in rows.tolist()]
         vectors = self.vectors[rows]
         offsets = self.offsets[rows]
@@ -60,7 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Hits:
-    """The ids that each query finds, best first, and their scores as the store gives them."""
+    """The ids found for each query, best first, and the store's scores for them."""
 
     ids: list[list[Id]]
     scores: list[list[float]]
@@ -72,7 +75,8 @@ class Correction:
 
     model: The model.
     active: True if searches use it already.
-    made: When its writing began, as 2026-03-01T12:00:00+00:00; None if unknown.
+    made: The time at which its writing began, such as 2026-03-01T12:00:00+00:00; None
+        if unknown.
     """
 
     model: OffsetModel
@@ -82,11 +86,11 @@ class Correction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The request of `Store.search`, for another client.
+    """The request that `Store.search` makes, for use in other clients.
 
-    A store with a query language of its own has a method `explain` that returns it.
+    A store with a query language has a method `explain` that returns it.
 
-    text: The request as people write it.
+    text: The request in the store's query language.
     request: The request as plain JSON.
     """
 
@@ -95,41 +99,41 @@ class Explanation:
 
 
 class Writing(ABC):
-    """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
+    """Writes the offsets of one model to a store. Use it in a `with` statement:
 
         with store.begin(model) as writing:
             for batch in writing.scan():
                 writing.write(batch, model.offsets(batch.vectors))
             writing.activate()  # one step
 
-    Each search is entirely old or entirely new. A kill between any two calls loses
-    nothing.
+    Every search uses either only old or only new offsets. If the process is killed
+    between two calls, nothing is lost.
     """
 
     found: Found = "nothing"
-    """The state in which this very model (by `model.fingerprint`) was in the store before.
+    """The earlier state in the store of this model, identified by `model.fingerprint`.
 
-    If it was active, it is amended in place.
+    An active model is amended in place.
     """
 
     forced: bool = False
-    """True to activate even if the store's own searches would lose too much."""
+    """True to activate even if the store's searches would lose too much accuracy."""
 
     takes_all: bool = False
-    """True if `write` needs every target of `scan`, even if its offset is right.
+    """True if `write` needs every target of `scan`, even those with a correct offset.
 
-    A store that encodes all offsets anew needs them all.
+    This is the case in a store that encodes all offsets anew.
     """
 
     wrong: int | None = None
-    """How many offsets were missing or stale, set before `activate`; None if not counted."""
+    """The number of missing or stale offsets, set before `activate`, or None."""
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
         """Yield the targets that may lack an offset of this version.
 
-        They are all targets, or those from which on an earlier run was cut off. Batches
-        have the offsets of this version, NaN for a target without.
+        These are all targets, or the remaining ones if an earlier run was interrupted.
+        The batches have the offsets of this version, NaN for a target without one.
         """
 
     @abstractmethod
@@ -143,20 +147,23 @@ class Writing(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Let searches use the model, in one step.
+        """Make searches use the model, in one step.
 
-        If another model was active, `Store.previous` returns it from now on.
+        If another model was active, `Store.previous` returns it from then on.
         """
 
     def wait(self) -> None:  # noqa: B027
-        """Wait until the store has taken everything that was written."""
+        """Wait until the store has processed all writes."""
 
     def share(self) -> Share:
-        """Return what lets other machines write, in a store that is `hubplugin.executors.Sharded`."""
+        """Return a handle with which other machines write.
+
+        Only a store that is `hubplugin.executors.Sharded` has one.
+        """
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
-        """Release what was held. A half-written version stays for the next run."""
+        """Release all resources. A half-written version stays for the next run."""
 
     def __enter__(self) -> Writing:
         return self
@@ -166,14 +173,14 @@ class Writing(ABC):
 
 
 class Store(ABC):
-    """A gallery of vectors in somebody's store, and the offsets that lie with it.
+    """A gallery of vectors in a user's store, with the offsets of a correction.
 
-    Methods raise StoreError, of one line. Only `remove` and a `Writing` change anything.
-    The six abstract methods are what a store must have. A store that other machines can
-    read in parts, `StoreShard`s, has the method of `hubplugin.executors.Sharded`, too.
+    Methods raise StoreError, of one line. Only `remove` and a `Writing` change the
+    store. A store must implement the six abstract methods. A store that other machines
+    can read in parts, `StoreShard`s, also implements `hubplugin.executors.Sharded`.
 
-    url: What errors call the store.
-    metric, dim: Metric and dimensions of its vectors.
+    url: The name of the store in error messages.
+    metric, dim: The metric and the dimensions of its vectors.
     """
 
     url: str
@@ -181,37 +188,41 @@ class Store(ABC):
     dim: int
 
     shared: bool = False
-    """True if others may add, change and delete targets while a correction is written."""
+    """True if other clients may change targets while a correction is written."""
 
     precision: float = 1e-5
-    """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order."""
+    """The difference below which offsets count as equal.
+
+    The default allows for float32 sums in a different order.
+    """
 
     unit: bool = False
-    """True if the store does not normalise.
+    """True if the store does not normalise vectors.
 
-    A correction by cosine then holds only for vectors of unit length.
+    A correction for cosine then holds only for vectors of unit length.
     """
 
     maps_queries: bool = False
-    """True if `search` applies the query map of a model: it ranks by `model.queries(q)` and
-    the offsets. Otherwise a model with a map is refused (`hubplugin.jobs.write`)."""
+    """True if `search` applies a model's query map, and ranks with `model.queries(q)`.
+
+    Otherwise, `hubplugin.jobs.write` refuses a model that has a map.
+    """
 
     record: Path | None = None
-    """The folder in which a `hubplugin.Recorder` keeps queries to this store, if known."""
+    """The folder of the `hubplugin.Recorder` for this store's queries, if known."""
 
     how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
-    """What to do to record queries, for errors."""
+    """The advice in error messages on how to record queries."""
 
     def for_job(self) -> Store:
         """Return this store for one job.
 
-        The returned store may read once what does not change by itself, such as a
-        manifest.
+        The returned store may cache data that only jobs change, such as a manifest.
         """
         return self
 
     def __repr__(self) -> str:
-        # Ask the store nothing: it may be far away, or in the midst of a job.
+        # Send no request: the store may be remote, or busy with a job.
         parts = [self.url, self.metric.value]
         if "dim" in vars(self):
             parts.append(f"{self.dim} dimensions")
@@ -219,25 +230,25 @@ class Store(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many vectors `scan` yields."""
+        """Return the number of vectors that `scan` yields."""
 
     @abstractmethod
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        """Yield every vector once, in batches: the originals [b, d], with the offsets of the active correction.
+        """Yield every original vector once, in batches with the active offsets.
 
         Args:
-            field: The field that is read into `Batch.values`, such as titles or names.
+            field: The field to read into `Batch.values`, such as titles or names.
 
         Raises:
             StoreError: The store cannot be read, or its targets have no such field.
         """
 
     def fields(self) -> Sequence[str]:
-        """Return the names that `scan` takes as `field`; none if they are not known."""
+        """Return the fields that `scan` can read, or nothing if they are unknown."""
         return []
 
     def require_field(self, field: str) -> None:
-        """Raise StoreError if `fields` lacks a field, in a store with a schema."""
+        """Raise StoreError if `fields` lacks a field. For stores with a schema."""
         known = self.fields()
         if field not in known:
             raise StoreError(
@@ -251,48 +262,48 @@ class Store(ABC):
     def previous(self) -> OffsetModel | None:
         """Return the model that was active before, which `rollback` writes, or None.
 
-        By default a store keeps none.
+        By default, a store keeps no such model.
         """
         return None
 
     @abstractmethod
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        """Prepare to write the offsets of a model. `Writing.activate` lets searches use them.
+        """Prepare to write the offsets of a model, which `Writing.activate` activates.
 
-        If this very model is half-written, the writing goes on with it; if it is active,
-        it is amended in place. Otherwise a new version is started.
+        If the same model is half-written, the writing continues it; if it is active,
+        the writing amends it in place. Otherwise, a new version is started.
 
         Args:
             model: The fitted model.
-            progress: Told of preparations that take long, such as the removal of what an
-                earlier run has left.
+            progress: The callback for long preparations, such as the removal of an
+                earlier run's data.
         """
 
     def require_writable(self, *, dry_run: bool = False) -> None:  # noqa: B027
-        """Raise StoreError if a correction cannot be written, such as for lack of room.
+        """Raise StoreError if a correction cannot be written, e.g. for lack of space.
 
-        `apply` asks before it reads the gallery, and nothing may be changed to find out.
+        `apply` calls this before it reads the gallery. It must not change the store.
 
-        dry_run: The caller need not have the right to write.
+        dry_run: True if the caller may lack the right to write.
         """
 
     def takes_metric(self, metric: Metric) -> bool:
         """Return True if a model for `metric` can be written.
 
-        A store whose metric is unknown may adopt that of the model.
+        A store with an unknown metric may adopt the model's metric.
         """
         return metric is self.metric
 
     def notes(self) -> Sequence[str]:
-        """Return lines for an inspection that say where and how the correction is kept."""
+        """Return lines on where and how the correction is stored, for `inspect`."""
         return ()
 
     def attention(self) -> Sequence[str]:
-        """Return lines on what keeps searches from using the correction, and what to do."""
+        """Return lines on why searches do not use the correction, and what to do."""
         return ()
 
     def plan(self) -> Sequence[str]:
-        """Return lines on what writing a new correction would do to the store."""
+        """Return lines on how writing a new correction would change the store."""
         return ()
 
     @abstractmethod
@@ -300,34 +311,38 @@ class Store(ABC):
         """Search as the store does, corrected if a correction is active.
 
         Args:
-            queries: [m, d].
-            k: How many results each query gets.
-            raw: Search without the correction.
+            queries: The queries, [m, d].
+            k: The number of results for each query.
+            raw: True to search without the correction.
         """
 
     def how_to_search(self) -> tuple[str, str]:
-        """Return code that searches corrected, and who maps the queries of a model with a map."""
+        """Return code that searches with the correction, and who maps queries.
+
+        `apply` prints the code, for use in the application. If the model has a query
+        map, it adds the second text, such as "it maps each query".
+        """
         return (
             f"hubplugin.open_store({self.url!r}).search(queries, 10)",
             "it maps each query",
         )
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
-        """Return what each of the targets `ids` has beside its vector, by field.
+        """Return the fields of each of the targets `ids`.
 
-        An unknown id has no fields. By default a store keeps vectors alone.
+        An unknown id has no fields. By default, no target has any.
         """
         return [{} for _ in ids]
 
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
-        """Take the correction out, if there is one, as if it had never been there."""
+        """Remove the correction, if there is one, without a trace."""
 
     def with_filter(self, condition: str) -> Store:
-        """Return this store with searches that find only targets that meet a condition.
+        """Return this store with searches limited to targets that meet `condition`.
 
-        Raises InputError if the store cannot read `condition`, which is in its own query
-        language, and StoreError if it has no filters.
+        The condition is in the store's query language. Raises InputError if the store
+        cannot parse it, and StoreError if the store has no filters.
         """
         raise StoreError(f"{self.url} searches without filters")
 
@@ -345,13 +360,13 @@ def for_job(store: Store) -> Store:
 class StoreShard(Shard):
     """A part of a store that other machines can read, such as a range of ids.
 
-    No two parts share a target. All parts together have every target, even if it is
-    added later.
+    No two parts share a target. Together, the parts contain every target, including
+    targets that are added later.
     """
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
-        """Yield its targets, as `Store.scan` does."""
+        """Yield the targets of this part, as `Store.scan` does."""
 
     def vectors(self) -> Vectors | None:
         try:
@@ -361,31 +376,33 @@ class StoreShard(Shard):
 
 
 class Share(Protocol):
-    """A picklable handle by which other machines take part in a `Writing`."""
+    """A picklable handle with which other machines join a `Writing`."""
 
     def join(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
-        """Return the store, a writing of `shard` alone, and the model.
+        """Return the store, a writing for only `shard`, and the model.
 
         The writing must not be activated.
         """
 
 
 class ErrorTranslator:
-    """A proxy of a client library, or of an object of it, that raises StoreError.
+    """A proxy for a client library, or one of its objects, that raises StoreError.
 
-    It translates errors of `kinds` into one line that begins with `url`. Objects of the
-    same library that a call returns are proxies, too.
+    It translates errors of `kinds` into one line that begins with `url`. If a call
+    returns objects of the same library, it returns proxies for them.
     """
 
-    def __init__(self, of: Any, url: str, kinds: tuple[type[Exception], ...]):
-        self._of = of
+    def __init__(self, wrapped: Any, url: str, kinds: tuple[type[Exception], ...]):
+        self._wrapped = wrapped
         self._url = url
         self._kinds = kinds
-        name = of.__name__ if isinstance(of, ModuleType) else type(of).__module__
-        self._library = name.partition(".")[0]
+        module = type(wrapped).__module__
+        if isinstance(wrapped, ModuleType):
+            module = wrapped.__name__
+        self._library = module.partition(".")[0]
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._of, name)
+        value = getattr(self._wrapped, name)
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -406,23 +423,24 @@ class ErrorTranslator:
 def as_store_error(error: Exception, url: str) -> StoreError:
     """Return a StoreError for `url` with the first line of another library's `error`.
 
-    The place in the library's Rust source is left out.
+    Positions in the library's Rust source are left out.
     """
-    first = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", str(error).strip().partition("\n")[0])
-    return StoreError(f"{url}: {first}")
+    first_line = str(error).strip().partition("\n")[0]
+    message = re.sub(r",? \S+\.rs:\d+(:\d+)?", "", first_line)
+    return StoreError(f"{url}: {message}")
 
 
 def require_room(folder: Path, needed: int) -> None:
     """Raise StoreError if `needed` bytes cannot be written to a file in `folder`."""
-    if lack := lack_of_room(folder, needed):
+    if reason := lack_of_room(folder, needed):
         raise StoreError(
-            f"cannot write in {str(folder)!r}: {lack}; nothing was changed"
+            f"cannot write in {str(folder)!r}: {reason}; nothing was changed"
         )
 
 
 def read_recorded(store: Store, since: float | None = None) -> Recorded | None:
-    """Return the queries recorded from `store` with its dimensions, None if there are none.
+    """Return the recorded queries to `store` with its dimensions, or None.
 
-    since: Only queries that were asked after that moment, in Unix seconds.
+    since: Leave out queries that were last asked before this time (Unix seconds).
     """
     return None if store.record is None else read(store.record, store.dim, since)

@@ -79,7 +79,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
 )
 def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path, use):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises((OSError, HubpluginError), match="it is no regular file"):
+    with pytest.raises((OSError, HubpluginError), match="it is not a regular file"):
         use(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
 

@@ -277,8 +277,8 @@ def test_a_version_keeps_its_number_and_date_when_it_is_amended(vectors, models)
 
 
 DAMAGED = [
-    ("", "no JSON"),
-    ("{", "no JSON"),
+    ("", "not JSON"),
+    ("{", "not JSON"),
     ("[]", "damaged"),
     ('{"active": {"": {"number": 1}}}', r"damaged at 'active\.\.model'"),
     ('{"invented": 1}', "damaged at 'invented'"),

@@ -139,7 +139,7 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     assert os.readlink(tmp_path / "link.hub") == "there.hub"
     assert load(tmp_path / "there.hub").fingerprint == model.fingerprint
     (tmp_path / "folder").mkdir()
-    with refused(ModelFileError, "no regular file"):
+    with refused(ModelFileError, "not a regular file"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
     for name in ("x" * 300, "a\0b"):
