@@ -92,10 +92,10 @@ class Snapshot:
         NaN marks a target without an offset. With `vectors` [b, d], infinity marks an
         offset that was computed for another vector.
         """
-        found = [self.offsets.get(key, (math.nan, 0)) for key in ids]
-        offsets = np.array([offset for offset, _ in found], np.float32)
+        entries = [self.offsets.get(key, (math.nan, 0)) for key in ids]
+        offsets = np.array([offset for offset, _ in entries], np.float32)
         if vectors is not None:
-            sums = [checksum for _, checksum in found]
+            sums = [checksum for _, checksum in entries]
             has_changed = np.not_equal(sums, checksums(vectors))
             offsets[has_changed & ~np.isnan(offsets)] = np.inf
         return offsets
@@ -362,6 +362,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
                 usable = np.where(np.isfinite(offsets), offsets, 0.0)
                 raw = np.asarray(found["distances"])
+                # A distance is 1 - s; the map's s includes the length of the query.
                 corrected = 1 - length * (1 - raw) - usable
                 if self.metric is Metric.EUCLIDEAN:
                     corrected = raw - 2 * usable

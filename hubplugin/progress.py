@@ -78,6 +78,7 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
 
         def progress(work: str, done: int, total: int) -> None:
             if work not in tasks:
+                # Hide the bars of earlier work.
                 for task in tasks.values():
                     display.update(task, visible=False)
                 tasks[work] = display.add_task(work, total=total or None)

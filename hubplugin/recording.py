@@ -65,6 +65,7 @@ ADD_CLICK = (
     "count = count + 1, time = max(time, excluded.time)"
 )
 KEEP = [
+    # Lower `bound` to the first id that exceeds the size of the sample.
     "UPDATE samples SET bound = ifnull((SELECT id FROM queries WHERE dim = samples.dim "
     "AND id < bound ORDER BY id LIMIT 1 OFFSET :size), bound)",
     "DELETE FROM queries WHERE id >= "
@@ -101,8 +102,8 @@ class Recorded(Sliceable):
     def __init__(
         self,
         name: str,
-        sample: tuple[Any, ...],
-        rows: list[Any],
+        sample: tuple[Any, ...],  # dim, seen, first, last
+        rows: list[Any],  # the id, vector and text of each query
         clicks: dict[str, dict[int | str, int]],
     ):
         dim, self.seen, self.first, self.last = sample
@@ -115,8 +116,10 @@ class Recorded(Sliceable):
         self.clicks = [clicks.get(id, {}) for id in self.ids]
         self.answers = None
         if any(self.clicks):
-            most = [max(each, key=each.__getitem__, default=-1) for each in self.clicks]
-            self.answers = np.array(most, object)
+            answers = []
+            for counts in self.clicks:
+                answers.append(max(counts, key=counts.__getitem__, default=-1))
+            self.answers = np.array(answers, object)
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
@@ -219,7 +222,7 @@ def _vectors(queries: Any) -> np.ndarray:
 
 
 def _id(vector: bytes) -> str:
-    """Return the id of a query with these float32 bytes."""
+    """Return the id of a query with these float32 bytes: 64 bits of a hash in hex."""
     return sha256(vector).digest()[7::-1].hex()
 
 
@@ -354,6 +357,7 @@ class Recorder:
             if not self.texts:
                 text = None
             elif text is not None:
+                # SQLite refuses lone surrogates.
                 text = text.encode(errors="replace").decode()
             vectors = _vectors(queries)
             count, dim = vectors.shape
@@ -425,7 +429,7 @@ class Recorder:
             ids: The ids of the queries, as `id_of` returns them.
 
         Returns:
-            The number of deleted queries, counted in each folder and its subfolders.
+            The number of ids found, counted separately in `folder` and each subfolder.
 
         Raises:
             InputError: An id is malformed.
@@ -439,7 +443,8 @@ class Recorder:
                 for id in forgotten:
                     queries = record.execute("DELETE FROM queries WHERE id = ?", (id,))
                     clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,))
-                    count += queries.rowcount + clicks.rowcount > 0
+                    if queries.rowcount + clicks.rowcount > 0:
+                        count += 1
         return count
 
     def flush(self) -> None:

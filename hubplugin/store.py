@@ -111,7 +111,7 @@ class Writing(ABC):
     """
 
     found: Found = "nothing"
-    """The earlier state in the store of this model, identified by `model.fingerprint`.
+    """The state in which `begin` found this model (by `model.fingerprint`).
 
     An active model is amended in place.
     """
@@ -126,7 +126,7 @@ class Writing(ABC):
     """
 
     wrong: int | None = None
-    """The number of missing or stale offsets, set before `activate`, or None."""
+    """The number of missing or stale offsets, if counted. Set before `activate`."""
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:

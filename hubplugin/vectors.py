@@ -488,7 +488,7 @@ class _Parquet(Vectors):
                 f"select one with {path.name}#NAME"
             )
         self._column = column
-        self.name = name
+        self.name = name  # for errors of `raw_blocks`
         first = next(self.raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
 
