@@ -25,7 +25,7 @@ def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO
     Raises OSError for a link, and for anything else that is not a regular file: reading
     a pipe might never end.
     """
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # no system has all three
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # some systems lack one
         flags |= getattr(os, name, 0)
     try:
         descriptor = os.open(path, flags, 0o600)

@@ -41,7 +41,7 @@ BYTES_PER_TARGET = 50
 """The approximate size of an offset in the log."""
 
 REQUEST = 20_000
-"""The maximum number of candidates per request. SQLite in a store takes 32,766."""
+"""The maximum candidates per request. A store's SQLite takes at most 32,766 ids."""
 
 
 class CandidateVersion(Version):
@@ -114,7 +114,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     """
 
     name: str
-    """The name of the manifest's place, with which all names of places begin."""
+    """The name of the manifest's place. The names of other places begin with it."""
 
     joint: str
     """The separator between the parts of a place's name."""
@@ -212,7 +212,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         text = self.read_text()
         if text is None:
             return Manifest[CandidateVersion]()
-        mend = f"delete each {self.place} whose name begins so, and run apply again"
+        mend = f"delete each {self.place} whose name begins with it, and run apply again"
         place = f"{self.url}: the {self.place} {self.name}"
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
@@ -362,7 +362,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
                 usable = np.where(np.isfinite(offsets), offsets, 0.0)
                 raw = np.asarray(found["distances"])
-                # A distance is 1 - s; the map's s includes the length of the query.
+                # The store's similarity, 1 - raw, lacks the length of the mapped query.
                 corrected = 1 - length * (1 - raw) - usable
                 if self.metric is Metric.EUCLIDEAN:
                     corrected = raw - 2 * usable

@@ -180,7 +180,7 @@ class Manifest(Record, Generic[V]):
         return self.replace(writing=None, retired=(*self.retired, self.writing))
 
     def begin(self, version: V) -> Self:
-        """Return the manifest for the time in which a run writes `version`."""
+        """Return the manifest while a run writes `version`."""
         manifest = self
         if self.writing is not None and self.writing.number != version.number:
             manifest = self.give_up()

@@ -241,7 +241,7 @@ def as_id(search: str) -> str:
 
 
 def as_target_id(target: object) -> int | str:
-    """Return the id of a target in the form that `plain_id` gives it.
+    """Check the id of a target, and return it in the form of `plain_id`.
 
     Raises InputError for anything else, and for -1, which stands for no target. The
     message does not repeat `target`, which may be private.
@@ -292,7 +292,7 @@ class Recorder:
             each number of dimensions.
         texts: True to keep the texts that come with queries. By default they are
             dropped, since people write private things.
-        seconds: The time between two writes to the disk, which a thread makes.
+        seconds: The time between two writes to the disk, made by a background thread.
         collections: The names of the collections for which a Qdrant client keeps
             queries; all by default.
 
@@ -332,7 +332,7 @@ class Recorder:
         self._begin()
         atexit.register(self.flush)
         if hasattr(os, "register_at_fork"):
-            # A fork has no timer thread, and its locks may be held by nobody.
+            # A forked process lacks the thread, and may get locks that nobody releases.
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:

@@ -201,7 +201,7 @@ class Directed(Vectors):
 
 
 def original_rows(vectors: Vectors) -> np.ndarray:
-    """Return each vector's row in the source, which has the zero vectors: int [n]."""
+    """Return each vector's row in the source, counting zero vectors: int [n]."""
     if isinstance(vectors, Directed):
         return vectors.numbers
     return np.arange(vectors.rows)
