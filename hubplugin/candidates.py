@@ -212,7 +212,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         text = self.read_text()
         if text is None:
             return Manifest[CandidateVersion]()
-        mend = f"delete each {self.place} whose name begins with it, and run apply again"
+        mend = f"delete each {self.place} whose name begins with it, then run apply"
         place = f"{self.url}: the {self.place} {self.name}"
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
