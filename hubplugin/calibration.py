@@ -25,7 +25,7 @@ FIRST = 10
 """The number of first results of each query that `recall` compares."""
 
 STEP = 1.25
-"""The ratio between successive numbers of candidates, or values of `hnsw_ef`, to try."""
+"""The ratio between successive numbers of candidates, or `hnsw_ef` values, to try."""
 
 ROUNDING = 1e-5
 """Scores that differ by less are equal, relative to the larger of 1 and the score."""

@@ -54,7 +54,7 @@ FEWEST_PARAPHRASES = 50
 """The fewest held-out wordings that show the effect on what was asked before."""
 
 AS_OFTEN = 0.8
-"""R@1 of other wordings, as a share of that of all queries, below which clicks are wrong.
+"""R@1 of other wordings, relative to all queries, below which clicks look wrong.
 
 If a log asks for each target once, two queries share a target only through a wrong
 click. On eight such logs with 10 to 50 % wrong clicks, the share is below this limit in
@@ -76,7 +76,7 @@ MOVED_TARGETS = 2048
 """The numbers of bank queries and targets, evenly spaced, that `displacement` uses."""
 
 FARTHEST = 0.05
-"""The share of the gallery that may be nearer to a query than its corrected first target.
+"""The largest share of the gallery nearer to a query than its corrected first target.
 
 On 27 banks of text and code, text and image, two languages and query logs, it is at
 most 0.017 on average with `blend`, `dbsn`, `is` or `nnn`. On the same banks, altered as
@@ -287,7 +287,7 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
 
 
 def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side | None:
-    """Try a correction on held-out wordings of targets that it knows from other wordings.
+    """Try a correction on held-out wordings of targets that it saw in other wordings.
 
     Args:
         bank: The log.

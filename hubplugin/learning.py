@@ -53,7 +53,7 @@ NEARER = 0.75
 another query; 0.5 is chance. Other banks are refused."""
 
 RIGHT = 0.93
-"""The share of queries nearer to their answer, as in `NEARER`, if clicks are right: 0.93
+"""The share of queries nearer to their answer, as in `NEARER`, with right clicks: 0.93
 to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds 10 %.
 With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 
@@ -84,7 +84,7 @@ SOFTNESS = 0.4
 """The softness of R@1: a query is right by sigmoid(margin / (SOFTNESS tau))."""
 
 AGAIN = 0.2
-"""The gain of a target that is asked for again in other words, as a share of the gain of
+"""The gain of a target that is asked for again in other words, relative to the gain of
 the pairs that taught. On logs with several wordings per target, it is 0.3 to 0.7; a
 lower value spares targets that nobody asks for (docs/measurements/learning.md)."""
 
@@ -175,7 +175,7 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
 
 
 def share_nearer(pairs: Pairs) -> float:
-    """Return the share of pairs that are nearer to their own answer than to another's."""
+    """Return the share of queries nearer to their own answer than to another answer."""
     queries, answer, targets = pairs
     # Compare each answer with another target at random.
     shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
@@ -190,7 +190,7 @@ class Teachers:
     """The banks that teach a correction and a query map.
 
     bank: The bank for the offsets, whose answers also teach the map.
-    pairs: More pairs that teach the map, such as titles and the rows of their documents.
+    pairs: More pairs that teach the map, such as titles with the rows of documents.
     """
 
     bank: PreparedBank
@@ -463,7 +463,7 @@ class LearnedMap:
     other: The same for held-out pairs whose targets were not taught.
     unasked: True if the held-out pairs are not queries that people asked, but titles,
         for example.
-    nearer: The share of the pairs that are nearer to their own answer than to another's.
+    nearer: The share of queries nearer to their own answer than to another answer.
     """
 
     model: OffsetModel
@@ -503,10 +503,10 @@ class LearnedMap:
         if self.nearer < RIGHT - 2 * error:
             notes.append(
                 f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
-                f"(with right clicks, mostly {1 - RIGHT:.0%} at most): if people clicked "
-                "on wrong results, held-out clicks are wrong, too, and these figures are "
-                "too low: pass the clicks as pairs, with a bank of 50 answers that "
-                "somebody has checked (docs/learning.md)"
+                f"(with right clicks, mostly {1 - RIGHT:.0%} at most): if people "
+                "clicked on wrong results, held-out clicks are wrong, too, and these "
+                "figures are too low: pass the clicks as pairs, with a bank of 50 "
+                "answers that somebody has checked (docs/learning.md)"
             )
         return notes
 

@@ -238,8 +238,8 @@ class Library:
         if self.device is None:
             return np.empty(shape, dtype)
         if self.is_on_cpu:
-            # numpy asks for large pages and torch does not. They more than halve the time
-            # of the first write.
+            # numpy asks for large pages and torch does not. Large pages more than halve
+            # the time of the first write.
             return self.xp.from_numpy(np.empty(shape, str(dtype).rpartition(".")[2]))
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
@@ -385,7 +385,7 @@ def reduces_precision(factor: torch.Tensor) -> bool:
     backend = backends.get(factor.device.type)
     if backend is None or factor.dtype is not torch.float32:
         return False
-    # From torch 2.9 on, each backend has a setting, and reading the common one may fail.
+    # From torch 2.9 on, each backend has a setting; reading the common one may fail.
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
     if precision is None:
         return torch.get_float32_matmul_precision() != "highest"

@@ -60,7 +60,7 @@ def topk_mean(s: Array, k: int, library: Library) -> Array:
 
 
 def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
-    """Return exp(x - peak), which overwrites `x` [b, m], and the peak [b] of each row."""
+    """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row."""
     xp = library.xp
     # The peak stays finite if every entry is hidden: -inf - -inf is NaN.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))

@@ -170,7 +170,7 @@ class Similarities:
                 self.compute.report(label, stop, targets.rows)
 
     def _measure(self, block: Array) -> tuple[float, Array | None]:
-        """Return a bound of |s(b_u, t)| in a block, and |t|^2 for Euclidean distance."""
+        """Return a bound of |s(b_u, t)| in a block, and |t|^2 if distance needs it."""
         if self.metric is Metric.COSINE:
             return self.longest, None
         exact = self.library.xp.astype(block, self.library.accumulator)
@@ -250,7 +250,7 @@ class Similarities:
         return min(max(room // (self.m * 4), 1), BLOCK_ROWS)
 
     def _block_rows(self) -> int:
-        """Return how many targets to read at a time; on a CPU, they fit in the cache."""
+        """Return how many targets to read at a time; on a CPU, they fit the cache."""
         if not self.library.is_on_cpu:
             return BLOCK_ROWS
         return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))

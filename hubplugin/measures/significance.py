@@ -210,9 +210,10 @@ def _lower_end(change: np.ndarray, is_gain: bool) -> float:
 
 
 def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of `count` that are drawn with probability 1/2, with chances.
+    """Return how many of `count` queries may be drawn, and the chance of each number.
 
-    Numbers with a negligible chance are left out.
+    Each query is drawn with probability 1/2. Numbers with a negligible chance are left
+    out.
     """
     chances = binomial(count, 0.5)
     likely = np.flatnonzero(chances > 1e-10)
@@ -220,9 +221,10 @@ def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def adjust(p: Sequence[float]) -> list[float]:
-    """Adjust the p-values of several tests for their number (Benjamini & Hochberg 1995).
+    """Adjust the p-values of several tests for their number.
 
-    Of the tests below a level, at most that share are false on average.
+    Of the tests below a level, at most that share are false on average (Benjamini &
+    Hochberg 1995).
     """
     order = np.argsort(p)[::-1]
     scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)

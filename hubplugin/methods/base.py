@@ -68,11 +68,11 @@ class Method(BaseModel, ABC):
         return self.model_copy(update=parameters)
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        """Return the parameters of a subclass that depend on the bank and the gallery."""
+        """Return the subclass's parameters that depend on the bank and the gallery."""
         return {}
 
     def require_banks(self, bank: PreparedBank) -> None:
-        """Raise InputError if `bank` lacks anything the method needs besides targets."""
+        """Raise InputError if `bank` lacks anything needed besides the targets."""
 
     def thresholds(self, bank: PreparedBank) -> np.ndarray | None:
         """Return the thresholds of the answers to leave out [m], or None."""
@@ -124,7 +124,7 @@ class Method(BaseModel, ABC):
         return model, solution.raw
 
     def has_made(self, model: OffsetModel, bank: PreparedBank) -> bool:
-        """Return True if these parameters made `model` from `bank`, with any targets."""
+        """Return True if these parameters made `model` from `bank` and any targets."""
         given = self.parameters
         if given.get("answers") == "auto":
             del given["answers"]
@@ -134,11 +134,11 @@ class Method(BaseModel, ABC):
 
 
 class OnePassMethod(Method):
-    """A method whose terms do not depend on the gallery, except to leave answers out."""
+    """A method whose terms use the gallery at most to leave answers out."""
 
     @abstractmethod
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        """Return the terms. `answers` [m] are the thresholds of answers to leave out."""
+        """Return the terms; `answers` [m] are thresholds of the answers to leave out."""
 
     def solve(self, bank: PreparedBank) -> Solution:
         return Solution(self.terms(bank, self.thresholds(bank)))

@@ -1,4 +1,4 @@
-"""Read and write model files: safetensors with a JSON header, and a checksum of both."""
+"""Read and write model files: safetensors with a JSON header and a checksum of both."""
 
 from __future__ import annotations
 

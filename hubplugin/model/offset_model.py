@@ -1,4 +1,4 @@
-"""Define `OffsetModel`, the result of a fit, which computes the offset of any target."""
+"""Define `OffsetModel`, the result of a fit: it computes the offset of any target."""
 
 from __future__ import annotations
 

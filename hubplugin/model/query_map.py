@@ -68,9 +68,10 @@ class QueryMap:
         return self._last[0][1]
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
-        """Return targets [b, d] that score with raw queries as `targets` do with mapped.
+        """Return `targets` [b, d] with the map moved from the queries to the targets.
 
-        <q + S q, t> = <q, t + S' t>.
+        Unmapped queries score them as mapped queries score `targets`: <q + S q, t> =
+        <q, t + S' t>.
         """
         mapped: np.ndarray = targets + targets @ self.step
         return mapped
