@@ -88,7 +88,8 @@ def fit(
         elif targets is not None:
             gallery = as_vectors(gallery, "targets")
             if not compute.library().is_on_cpu:
-                # On a GPU, a fit is quicker than a scan for zero vectors.
+                # On a GPU, a fit is quicker than a scan for zero vectors, so scan only
+                # if one turns up.
                 try:
                     return configuration.fit(prepared.against(gallery, trusted=True))
                 except ZeroVector:

@@ -300,7 +300,7 @@ class Teachers:
 
 @dataclass(frozen=True)
 class MapFit:
-    """Fits offsets and a map together. Calling it makes it a `Candidate`.
+    """A way to fit offsets and a map together, callable as a `Candidate`.
 
     method, share: The method of the offsets, and the share of its strength to use.
     strength, tau, whitening: The parameters of the map.
@@ -724,7 +724,7 @@ def solve_map(
     """Return W [d, d], one step of ridge regression from queries to their answers.
 
         W = R' Q (Q' Q + r I)^-1, where r is the mean eigenvalue of Q' Q
-        R = A - p T, where p = softmax(Q T' / tau), the descent step of cross-entropy
+        R = A - p T, where p = softmax(Q T' / tau): the descent of the cross-entropy
         R = A - Q if `seen` is None
 
     The products are computed in float32, and the system is solved in float64.

@@ -73,7 +73,7 @@ def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Collector(ABC):
-    """Computes a figure from the scores of a search."""
+    """A figure that is computed from the scores of a search."""
 
     @abstractmethod
     def begin(self, whole: Pass) -> None:
