@@ -114,8 +114,9 @@ def require_executor(executor: object, shards: int | None) -> None:
     if executor is None and shards is not None:
         raise InputError(
             Parameter("shards"),
-            " are for workers: also pass ",
+            " are for workers: pass ",
             Parameter("executor"),
+            ", too",
         )
     # ProcessPoolExecutor has no public name for its start method.
     context = getattr(executor, "_mp_context", None)
