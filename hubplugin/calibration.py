@@ -1,4 +1,4 @@
-"""Choose what adapters share: how widely to search, and the scale of an offset."""
+"""Choose the width of a search and the scale of an offset, for all adapters."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits
 
 QUERIES = 64
-"""Calibration queries.
+"""The number of calibration queries.
 
-In 59 tests on real settings and three fits, queries that had calibrated nothing found on
-average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to
-0.992 where 32 had (`python -m benchmarks.qdrant_candidates`)."""
+In 59 tests on real settings and three fits, 64 to 256 queries were calibrated for a
+recall of 0.99; other queries then found 0.992 of their results on average. With 32
+calibration queries they found 0.988 to 0.992
+(`python -m benchmarks.qdrant_candidates`)."""
 
 FIRST = 10
-"""How many results of each count."""
+"""The number of first results of each query that `recall` compares."""
 
 STEP = 1.25
-"""The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
+"""The ratio between successive numbers of candidates, or `hnsw_ef` values, to try."""
 
 ROUNDING = 1e-5
-"""Scores that differ by less are the same."""
+"""Scores that differ by less are equal, relative to the larger of 1 and the score."""
 
 
 def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
-    """Return queries of the bank of `model`: [m, d].
+    """Return calibration queries from the bank of `model`: [m, d].
 
-    If the model keeps no more than their mean, return vectors of the first batch of
+    If the model keeps only the mean of its bank, return vectors from the first batch of
     `scan`.
     """
     bank = model.terms[0].bank
@@ -44,54 +45,59 @@ def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
 
 
 def recall(hits: Hits, exact: Hits) -> float:
-    """Return the share of the exact first results that is among `hits`.
+    """Return the share of the first `FIRST` exact results that `hits` contains.
 
-    The lists in `exact` are longer: what scores the same as the last of the first ten
-    counts, too.
+    The lists in `exact` are longer than that, so that any target that ties with the
+    last of the first ten counts as well.
     """
     found = 0
     wanted = 0
-    for ids, true, scores in zip(hits.ids, exact.ids, exact.scores, strict=True):
-        first = min(FIRST, len(true))
-        if not first:
+    for ids, exact_ids, scores in zip(hits.ids, exact.ids, exact.scores, strict=True):
+        count = min(FIRST, len(exact_ids))
+        if not count:
             continue
-        last = scores[first - 1]
-        room = ROUNDING * max(1.0, abs(last))
-        ties = [abs(score - last) <= room for score in scores]
-        right = {*true[:first], *itertools.compress(true, ties)}
-        found += len(right & set(ids))
-        wanted += first
+        last_score = scores[count - 1]
+        tolerance = ROUNDING * max(1.0, abs(last_score))
+        is_tied = [abs(score - last_score) <= tolerance for score in scores]
+        accepted = {*exact_ids[:count], *itertools.compress(exact_ids, is_tied)}
+        found += len(accepted & set(ids))
+        wanted += count
     return min(found / wanted, 1.0) if wanted else 1.0
 
 
 def ratios(largest: float) -> list[float]:
-    """1, 1.25, 1.56, ..., `largest`."""
+    """Return the powers of `STEP` below `largest`, then `largest` itself."""
     steps = math.ceil(math.log(largest) / math.log(STEP) - 1e-9)
     return [*(STEP**step for step in range(steps)), largest]
 
 
 def first_that(reaches: Callable[[int], bool], count: int) -> int:
-    """Return the first of the numbers below `count` that `reaches`, if those behind it
-    do, too; the last, if none does."""
-    width = 1  # wide searches are slow: look at none that is far wider than needed
+    """Return the first number below `count` for which `reaches` is true.
+
+    `reaches` must be true for all numbers after it. If it is true for none, return the
+    last number.
+    """
+    # Double the width: wide searches are slow, so try none far wider than needed.
+    width = 1
     while width < count and not reaches(width - 1):
         width *= 2
+    # All numbers in the first half of the last width have failed.
     numbers = range(count)
     last = min(width, count) - 1
     return bisect.bisect_left(numbers, True, width // 2, last, key=reaches)
 
 
 def largest_offset(model: OffsetModel) -> float:
-    """Return a bound that no offset of `model` exceeds, as Euclidean distance needs."""
+    """Return a bound that no offset of `model` exceeds, for Euclidean distance."""
     return 0.0 if model.gallery is None else model.gallery.cap
 
 
 def query_component(model: OffsetModel) -> float:
     """Return e, the last component of an augmented query [q, e].
 
-    It is chosen so that offset / e, the last component of the targets, spreads half as
-    far as any other. A graph (HNSW) by inner product misses neighbours where one
-    component outweighs the others, or weighs nothing.
+    The choice of e makes offset / e, the last component of the targets, spread half as
+    far as any other component. An HNSW graph by inner product misses neighbours if one
+    component outweighs the others or carries no weight.
     """
     spread = 0.0 if model.gallery is None else model.gallery.deviation
     if spread <= 0:

@@ -1,6 +1,6 @@
-"""Causes of bad searches besides hubness that a user can act on.
+"""Check for causes of bad searches, besides hubness, that a user can act on.
 
-Each is told by samples of queries and documents.
+Samples of queries and documents suffice for each check.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hubplugin.metric import Metric
 class Finding:
     """A possible cause of bad searches.
 
-    found: Whether it is there; None if nothing shows that.
-    says: What was seen, in one sentence.
-    advice: What to do if it is there, or what to look at if nothing tells.
+    found: True if the cause is present, None if the samples cannot tell.
+    says: The observation, in one sentence.
+    advice: The remedy if the cause is present, or what to check if `found` is None.
     figures: The numbers behind `found`.
     """
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 FEWEST = 50
-"""Queries and documents below which a cause cannot be told."""
+"""The fewest queries and documents from which `check_model` can tell."""
 
 
 def check_model(
@@ -53,11 +53,11 @@ def check_model(
     """Check whether another model embedded the queries.
 
     Args:
-        queries: A sample of them, [m, d].
+        queries: A sample of the queries, [m, d].
         targets: Documents drawn at random, [s, d].
-        metric: That of the search.
-        compute: Multiplies them.
-        rng: Draws the directions that lie as near as by chance.
+        metric: The metric of the search.
+        compute: Device, memory and progress.
+        rng: Draws random directions, which show how near vectors lie by chance.
     """
     cause = "another model"
     if min(len(queries), len(targets)) < FEWEST:
@@ -65,25 +65,25 @@ def check_model(
         return Finding(cause, None, few)
     near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
-        f"queries come {max(near, 0):.0%} as near to documents as these to each other; "
-        f"below {CHANCE:.0%} another model embedded them"
+        f"queries are {max(near, 0):.0%} as near to documents as documents to each "
+        f"other; below {CHANCE:.0%}, another model embedded them"
     )
     advice = "embed the queries with the very model that embedded the documents"
     return Finding(cause, near < CHANCE, says, advice, {"near": near})
 
 
 APART = 0.25
-"""Squared distance of two means above which the queries are moved as a whole.
+"""Squared distance between the two means from which all queries may be shifted.
 
-It is a share of the variance of the documents. Seen were 0.07 to 0.25 for texts of one
-kind (0.28 in a small log of twelve languages), 0.28 for E5 with the wrong prefix, 0.6
-for Korean queries to English documents, 1.5 for captions to images."""
+It is a share of the variance of the documents. Measured values are 0.07 to 0.25 for
+texts of one kind (0.28 in a small log of twelve languages), 0.28 for E5 with the wrong
+prefix, 0.6 for Korean queries to English documents, and 1.5 for captions to images."""
 
 
 def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
-    """Check whether all queries [m, d] are moved the same way beside documents [s, d].
+    """Check whether all queries [m, d] are shifted the same way from documents [s, d].
 
-    Vectors do not tell what moved them: a prefix that they lack, or a modality.
+    The vectors do not show the reason, such as a missing prefix or another modality.
     """
     mean = targets.mean(axis=0, dtype=np.float64)
     distance = np.square(queries.mean(axis=0, dtype=np.float64) - mean).sum()
@@ -103,22 +103,23 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
 
 
 NEAR = 0.05
-"""Share of the mean squared distance of any two targets below which two are copies.
+"""Share of the mean squared distance between targets below which two are copies.
 
-It is a share, since models differ in how near they put everything; of any two, so that a
-gallery may be full of copies."""
+It is a share, since models differ in how close together they place all vectors. The
+mean is over any two targets, so that a gallery may be full of copies."""
 
 SAME = 1e-6
-"""Share of the squared length below which two vectors are the same but for rounding."""
+"""Share of the squared length below which two vectors differ only by rounding."""
 
 MANY_DIMENSIONS = 16
-"""In fewer dimensions vectors are near each other without being copies.
+"""The fewest dimensions in which only copies are as near to each other as `NEAR`.
 
-Of 300 random ones in 4 dimensions, each has two others within `NEAR`; of 55,000 in 12
-dimensions, one in 50 has; in 16 none. Real galleries have 60 and more."""
+Of 300 random vectors in 4 dimensions, each has two others within `NEAR`; of 55,000 in
+12 dimensions, one in 50 has; in 16 dimensions, none has. Real galleries have 60
+dimensions or more."""
 
 COPIES = 0.05
-"""Share of all places that copies take, from which on they are a trouble."""
+"""The share of all places from which copies are a problem."""
 
 
 def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
@@ -128,15 +129,16 @@ def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
         found: The documents that each query finds, best first, [m, k, d].
         targets: Documents drawn at random, [s, d].
     """
-    same = SAME * float(np.square(found, dtype=np.float64).sum(axis=2).mean()) / 2
-    near = same
+    squared_length = float(np.square(found, dtype=np.float64).sum(axis=2).mean())
+    exact_limit = SAME * squared_length / 2
+    limit = exact_limit
     if found.shape[2] >= MANY_DIMENSIONS:
         # Half the mean squared distance between two documents.
         spread = float(targets.var(axis=0, dtype=np.float64).sum())
-        near = max(NEAR * spread, same)
-    above = np.stack([distance_above(vectors) for vectors in found])
-    places = float((above <= near).mean())
-    exact = float((above <= same).mean())
+        limit = max(NEAR * spread, exact_limit)
+    distances = np.stack([distance_to_earlier(vectors) for vectors in found])
+    places = float((distances <= limit).mean())
+    exact = float((distances <= exact_limit).mean())
     says = (
         f"copies of a document higher up take {places:.1%} of all places, exact ones "
         f"{exact:.1%}"
@@ -149,23 +151,24 @@ def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
     return Finding("copies", places >= COPIES, says, advice, figures)
 
 
-def distance_above(vectors: np.ndarray) -> np.ndarray:
-    """Return half the squared distance of each vector to the nearest above it.
+def distance_to_earlier(vectors: np.ndarray) -> np.ndarray:
+    """Return half the squared distance to the nearest vector ranked before each: [k].
 
-    vectors: [k, d]. It is infinite for the first.
+    It is infinite for the first of `vectors` [k, d].
     """
     rows = vectors.astype(np.float64)
     distance = ((rows[:, None, :] - rows[None, :, :]) ** 2).sum(axis=2) / 2
+    # Each row keeps only the vectors before it, not the vector itself or later ones.
     distance[np.triu_indices(len(rows))] = np.inf
     nearest: np.ndarray = distance.min(axis=1)
     return nearest
 
 
 LIFTED = 3.0
-"""Share of the places, over that of the documents, from which long vectors are a trouble."""
+"""Ratio of places to documents, as shares, from which long vectors are a problem."""
 
 LONG = 0.1
-"""The share of the vectors that count as long: those of the largest length."""
+"""The share of the vectors that count as long."""
 
 
 def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Finding:
@@ -174,7 +177,7 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
     Args:
         found: The documents that each query finds, [m, k, d].
         targets: Documents drawn at random, [s, d].
-        metric: That of the search.
+        metric: The metric of the search.
     """
     cause = "lengths"
     if metric is not Metric.DOT:
@@ -183,6 +186,7 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
     limit = float(np.quantile(lengths, 1 - LONG))
     taken = float((np.linalg.norm(found, axis=2) > limit).mean())
     documents = float((lengths > limit).mean())
+    # Lengths within 1 % of each other count as equal.
     if not float(np.ptp(lengths)) > 0.01 * limit:
         return Finding(cause, False, "all vectors have the same length")
     says = (
@@ -200,4 +204,4 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
 
 
 HUBBY = 0.35
-"""Skewness above that of chance, from which on a search is called hubby."""
+"""How far the skewness must exceed that of chance for a search to be called hubby."""

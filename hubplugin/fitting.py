@@ -1,4 +1,4 @@
-"""`fit`: query bank in, `OffsetModel` out."""
+"""Fit an `OffsetModel` to a query bank with `fit`."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ def fit(
     """Estimate the offsets of a gallery from example queries.
 
     Args:
-        targets: The gallery [n, d]: numpy, torch, memory map, nested lists, a path
-            (.npy, .parquet), or a store. Needed by blend, sn and
-            dbsn; offsets are centred on it. None if it is not known yet.
-        bank: The example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or
-            queries and what is known of their answers. dualis needs vectors of answers,
-            blend and dbsn use them.
+        targets: The gallery [n, d]: a numpy or torch array, a memory map, nested lists,
+            a path (.npy, .parquet), or a store. Offsets are centred on it. blend, sn
+            and dbsn need it; for other methods, None means that it is not known yet.
+        bank: The example queries [m, d] in any of these forms, or a `hubplugin.Bank` of
+            texts, or of queries and what is known about their answers. dualis needs
+            vectors of answers; blend and dbsn use them.
         method: blend | is | sn | dbsn | dualis | nnn | csls | dn;
-            `hubplugin.methods.METHODS` has the equation of each. The default, blend, is
-            made for banks of any kind and size; `hubplugin.evaluate` compares the
-            methods.
+            `hubplugin.methods.METHODS` has the equation of each. The default, blend,
+            suits banks of any kind and size; `hubplugin.evaluate` compares the methods.
         metric: cosine | dot | euclidean. Temperatures are in the units of the
             similarity.
         compute: Device, memory, progress and precision, see `hubplugin.Compute`.
-        learn: True learns a map of the query, too, from a bank whose answers are known:
-            at least 50 different pairs. Search with `model.queries(q)` then. A warning
-            says so if held-out targets gain nothing. Or the pairs that teach beside the
-            bank, such as titles: `Bank(titles, rows)`. See docs/learning.md.
-        executor: Any `concurrent.futures.Executor`, whose workers read the gallery in
-            shards, see docs/scale.md. The model is fitted on a sample of 200,000
-            targets. targets are files (a list, or a pattern such as "parts/*.npy"), or
-            a store that workers can open.
-        shards: The number of parts of one file, or of a store; by default one for
-            250,000 rows.
-        **parameters: Those of the method; `hubplugin.methods.METHODS` has their meaning
-            and defaults.
+        learn: True also learns a map of the query, from a bank with known answers: at
+            least 50 different pairs. Search with `model.queries(q)` then. `fit` warns
+            if held-out targets gain nothing. Alternatively, pass pairs that teach in
+            addition to the bank, such as titles: `Bank(titles, rows)`. See
+            docs/learning.md.
+        executor: Any `concurrent.futures.Executor`. Its workers read the gallery in
+            shards, see docs/scale.md, and the model is fitted on a sample of 200,000
+            targets. `targets` must be files (a list, or a pattern such as
+            "parts/*.npy"), or a store that workers can open.
+        shards: The number of parts to split one file or a store into, by default one
+            per 250,000 rows.
+        **parameters: The parameters of the method; `hubplugin.methods.METHODS` has
+            their meaning and defaults.
 
     Returns:
-        The model, whose `offsets` are those of any targets.
+        The model. Its `offsets` method returns the offsets of any targets.
 
     Raises:
-        InputError: Anything cannot be used as given.
-        ClusterError: Workers are lost.
+        InputError: An argument cannot be used.
+        ClusterError: Workers were lost.
     """
     if executor is not None or shards is not None:
         require_executor(executor, shards)
@@ -88,7 +88,8 @@ def fit(
         elif targets is not None:
             gallery = as_vectors(gallery, "targets")
             if not compute.library().is_on_cpu:
-                # A card is through before they are looked through for zero vectors.
+                # On a GPU, a fit is quicker than a scan for zero vectors, so scan only
+                # if one turns up.
                 try:
                     return configuration.fit(prepared.against(gallery, trusted=True))
                 except ZeroVector:
@@ -107,7 +108,8 @@ def fit(
 def require_executor(executor: object, shards: int | None) -> None:
     """Raise InputError for `shards` without an executor, and for a pool that forks.
 
-    A child of a process that has used torch waits for threads that it does not have.
+    A forked child of a process that has used torch waits for threads that do not exist
+    in the child.
     """
     if executor is None and shards is not None:
         raise InputError(
@@ -116,11 +118,11 @@ def require_executor(executor: object, shards: int | None) -> None:
             Parameter("executor"),
             ", too",
         )
-    # A ProcessPoolExecutor has no public name for it.
+    # ProcessPoolExecutor has no public name for its start method.
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
-            "the processes of this executor are forks, which do not survive that torch "
-            "has been used; make it with "
+            "the processes of this executor are forks, which hang once torch has been "
+            "used; make it with "
             'mp_context=multiprocessing.get_context("spawn")'
         )

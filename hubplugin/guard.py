@@ -1,8 +1,8 @@
-"""The guard refuses a correction that would do harm, and says what kind of bank it sees.
+"""Refuse corrections that would do harm, and describe the kind of a bank.
 
-Of a log whose answers are known it also looks at what was asked before: single wordings
-are held out, of targets that the log asks for in others, too. Otherwise all wordings of
-a target are held out together.
+For a log with known answers, the guard also tests what was asked before: it holds out
+single wordings of targets that the log also asks for in other words. Otherwise, it
+holds out all wordings of a target together.
 """
 
 from __future__ import annotations
@@ -43,56 +43,57 @@ from hubplugin.validation import (
 from hubplugin.vectors import VectorLike, take_rows
 
 FEW = 100
-"""Distinct bank queries below which little is to be expected of a correction.
+"""The fewest distinct bank queries for which much can be expected of a correction.
 
-Nothing is said then of what was asked before. With 100 the default gains 1.0 points of
-R@1 on the logs of docs/measurements/methods.md, where 300 gain 1.6. Of 20 draws of 12
-to 50 queries of `examples/data` one lowers hubness by more than chance, of four draws
-of 100 three do, of 16 draws of 150 to 1,200 all do."""
+With fewer, nothing is said about what was asked before. With 100, the default gains 1.0
+points of R@1 on the logs of docs/measurements/methods.md; with 300, it gains 1.6. Of 20
+draws of 12 to 50 queries of `examples/data`, one lowers hubness by more than chance; of
+four draws of 100, three do; of 16 draws of 150 to 1,200, all do."""
 
 FEWEST_PARAPHRASES = 50
-"""Other wordings of targets below which nothing is said of what was asked before."""
+"""The fewest held-out wordings that show the effect on what was asked before."""
 
 AS_OFTEN = 0.8
-"""R@1 of other wordings, as a share of that of all queries, below which clicks are wrong.
+"""R@1 of other wordings, relative to all queries, below which clicks look wrong.
 
-If a log asks once for each target, two queries share one only by a wrong click. On eight
-such logs with 10 to 50 % wrong clicks the share is below this in 36 of 37 draws of clicks
-on any of the first ten (0.42 to 0.92), and in half of those on the first ones, which look
-right. On logs with true other wordings (commands, ICD, CWE, packages) it is 0.93 to 1.02."""
+If a log asks for each target once, two queries share a target only through a wrong
+click. On eight such logs with 10 to 50 % wrong clicks, the share is below this limit in
+36 of 37 draws of clicks on any of the first ten results (0.42 to 0.92), and in half of
+the draws of clicks on the first result, which look right. On logs with true other
+wordings (commands, ICD, CWE, packages), it is 0.93 to 1.02."""
 
 SMALLEST_PAIRED = 200
-"""Distinct bank queries that methods other than `blend` need, with known answers.
+"""The fewest distinct bank queries for methods other than `blend`, with known answers.
 
-With fewer, R@1 falls on text and code by up to 3 points: their offsets keep their full
-strength."""
+With fewer, R@1 on text and code falls by up to 3 points, since these methods keep the
+full strength of their offsets."""
 
 SMALLEST = 400
-"""The same without known answers, which alone would show the fall."""
+"""The same without known answers, since only answers would show the fall."""
 
 MOVED_QUERIES = 64
 MOVED_TARGETS = 2048
-"""The bank queries and targets whose displacement is looked at, drawn evenly."""
+"""The numbers of bank queries and targets, evenly spaced, that `displacement` uses."""
 
 FARTHEST = 0.05
-"""The share of the gallery that may be nearer to a query than its corrected first target.
+"""The largest share of the gallery nearer to a query than its corrected first target.
 
-On 27 banks of text and code, text and image, two languages and query logs it is on
-average at most 0.017, by `blend`, `dbsn`, `is` or `nnn`. On the same banks as if another
-model had embedded them it is 0.11 to 0.47 (benchmarks/guard.py)."""
+On 27 banks of text and code, text and image, two languages and query logs, it is at
+most 0.017 on average with `blend`, `dbsn`, `is` or `nnn`. On the same banks, altered as
+if another model had embedded them, it is 0.11 to 0.47 (benchmarks/guard.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Figures):
-    """A correction on held-out queries of a bank, and what speaks against it.
+    """The trial of a correction on held-out bank queries, with any objections.
 
-    raw: The figures of no correction.
-    noise: The standard error of the change of the skewness.
-    bank: What kind of bank it is.
-    asked: R@1 of other wordings of what a log asks for. None if its answers are not
-        known, or few are asked again.
-    objections: Reasons to refuse it.
-    notes: What is no reason to refuse but worth knowing.
+    raw: The figures without a correction.
+    noise: The standard error of the change in skewness.
+    bank: The profile of the bank.
+    asked: R@1 of other wordings of what a log asks for. None if the answers are not
+        known, or if few targets are asked for again.
+    objections: The reasons to refuse the correction.
+    notes: Remarks that are no reason to refuse it.
     """
 
     raw: Figures
@@ -105,7 +106,7 @@ class Trial(Figures):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def measurable(self) -> bool:
-        """True if hubness, or R@1 of either kind, changes beyond chance."""
+        """True if hubness, or R@1 in `right` or `asked`, changes beyond chance."""
         signs = [side.change.sign for side in (self.right, self.asked) if side]
         return any([self.hubness, *signs])
 
@@ -116,21 +117,24 @@ class Trial(Figures):
 
     @property
     def rise(self) -> Figure:
-        """The rise of skewness, with its interval over other held-out queries."""
+        """The rise in skewness, with a 95 % interval over other held-out queries."""
         rise = self.skewness - self.raw.skewness
-        room = 1.96 * self.noise
-        return Figure(rise, rise - room, rise + room)
+        margin = 1.96 * self.noise
+        return Figure(rise, rise - margin, rise + margin)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def helps(self) -> bool | None:
-        """True if R@1 rises beyond chance without an objection; None if not known."""
+        """True if R@1 rises beyond chance. False if there are objections.
+
+        None if there are no objections, but also no known answers.
+        """
         if self.objections:
             return False
         return None if self.right is None else self.right.change.sign > 0
 
     def outlook(self) -> str:
-        """Return the forecast in words that follow "it would"."""
+        """Return the forecast, worded to follow "it would"."""
         if self.objections:
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
@@ -144,7 +148,7 @@ class Trial(Figures):
         return f"{effects[self.right.change.sign]}, and {hubness}"
 
     def change_of_skewness(self) -> str:
-        """Describe the change with its 95 % interval over other held-out queries."""
+        """Describe the change in skewness and its interval, as in `rise`."""
         change = _change(self.raw.skewness, self.skewness)
         return (
             f"hubness (skewness) goes {change} on {self.queries:,} held-out queries "
@@ -155,7 +159,7 @@ class Trial(Figures):
         lines = [f"{self.name} would {self.outlook()}", self.change_of_skewness()]
         if self.right is not None:
             lines.append(str(self.right))
-        if not self.bank.objection:  # which is in the outlook
+        if not self.bank.objection:  # otherwise, the outlook contains it
             lines.append(str(self.bank))
         lines += [f"note: {note}" for note in self.notes]
         return "\n  ".join(lines)
@@ -178,24 +182,24 @@ def judge(
     seed: int = 0,
     **parameters: Setting,
 ) -> Trial:
-    """Try a correction on held-out bank queries: what would change, what is against it.
+    """Try a correction on held-out bank queries, and collect the objections to it.
 
-    `Trial.require_passed` raises CorrectionRefused if there is an objection, as
-    `hubplugin.apply` does. There is one
+    Like `hubplugin.apply`, `Trial.require_passed` raises CorrectionRefused if there is
+    an objection. There is an objection
 
     - if the bank is of the wrong kind, see `BankProfile`;
-    - with known answers, if R@1 of held-out queries falls beyond chance, or, with 200
-      of them, neither it nor the mean rank of their targets gets better;
+    - with known answers, if R@1 of held-out queries falls beyond chance or, with 200
+      such queries, if neither R@1 nor the mean rank of their targets improves;
     - with a log, also if R@1 of other wordings of what it asked for falls;
-    - with another method than `blend`, if the bank is small, if it looks like a log and
+    - with a method other than `blend`, if the bank is small, if it looks like a log and
       the method keeps its answers, or, without known answers, if hubness does not fall.
 
     Args:
         targets, bank, method, metric, compute, **parameters: As in `hubplugin.fit`.
-        seed: The seed of what is drawn.
+        seed: The seed of the random draws.
 
     Raises:
-        InputError: Something cannot be used.
+        InputError: An argument cannot be used.
     """
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
@@ -215,15 +219,15 @@ def judge_by(
 
     Args:
         bank: The bank, with its gallery.
-        method: The method that is tried.
-        seed: The seed of what is drawn.
-        bank_profile: That of the bank, if it is known.
-        learned: Tried in the place of the method alone.
+        method: The method to try.
+        seed: The seed of the random draws.
+        bank_profile: The profile of the bank, if it is known already.
+        learned: A candidate with a learned map, to try instead of the method alone.
     """
-    count = FOLDS
+    fold_count = FOLDS
     if bank.known_answers is None and isinstance(method, Blend):
-        count = FEWER  # nothing but its kind speaks against such a bank
-    folds = folds_of(bank, seed, count)
+        fold_count = FEWER  # only the kind of such a bank can be an objection
+    folds = folds_of(bank, seed, fold_count)
     sample = sample_of(bank, seed)
     tried = learned or fitted_by(method)
     margins = cross_validate([uncorrected, tried], bank, folds, sample)
@@ -252,12 +256,12 @@ def judge_by(
 def profile_of(
     bank: PreparedBank, seed: int = 0, sample: np.ndarray | None = None
 ) -> BankProfile:
-    """Return the profile of a bank, from samples.
+    """Return the profile of a bank, computed on samples.
 
     Args:
         bank: The bank, with its gallery.
         seed: The seed of the samples.
-        sample: A sample of the gallery; by default `sample_of`.
+        sample: A sample of the gallery; by default, `sample_of` draws one.
     """
     order = np.random.default_rng(seed).permutation(bank.distinct)
     queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
@@ -267,29 +271,32 @@ def profile_of(
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
-    """Return True if the answers are known to be in the gallery, most of them at least.
+    """Return True if most answers are known to be in the gallery.
 
-    Clicks name targets of the gallery. Pairs name rows of the target bank, so the share of
-    these in the gallery is estimated from those in a `sample` of it.
+    Clicks name targets of the gallery. Pairs name rows of the target bank, so their
+    share in the gallery is estimated from their share in a `sample` of the gallery.
     """
     if bank.pairs is None:
         return bank.clicks is not None
-    _, columns = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
-    share = float((columns < len(sample)).mean())
-    return share * bank.count / len(sample) > 0.5
+    _, places = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
+    # Answers that the sample lacks are placed after it.
+    in_sample = float((places < len(sample)).mean())
+    # `bank.count` is the number of gallery targets.
+    in_gallery = in_sample * bank.count / len(sample)
+    return in_gallery > 0.5
 
 
 def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side | None:
-    """Try a correction on held-out wordings of targets whose other wordings it was fitted on.
+    """Try a correction on held-out wordings of targets that it saw in other wordings.
 
     Args:
         bank: The log.
-        tried: The correction; a method must be resolved on the whole bank and gallery.
+        tried: The correction. A method must be resolved on the whole bank and gallery.
         seed: The seed of the folds.
 
     Returns:
-        R@1 raw and under `tried`. None if the log has few queries, or few targets with
-        several wordings.
+        R@1 of the raw search and of `tried`. None if the log has few queries, or few
+        targets with several wordings.
     """
     if len(bank.distinct) < FEW:
         return None
@@ -302,18 +309,21 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
 
 
 def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
-    """Return True if other wordings find their target far less often than all queries."""
-    usual = all_queries.before
-    error = math.sqrt(usual * (1 - usual) / asked.queries)
-    return asked.before < min(AS_OFTEN * usual, usual - 2 * error)
+    """Return True if other wordings find their target far less often than all queries.
+
+    The difference must also exceed two standard errors.
+    """
+    recall = all_queries.before
+    error = math.sqrt(recall * (1 - recall) / asked.queries)
+    return asked.before < min(AS_OFTEN * recall, recall - 2 * error)
 
 
 def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
     """Return objections if R@1 falls, or if neither R@1 nor the mean rank improves.
 
-    Return none without known answers. Fewer than `SMALLEST_PAIRED` queries do not show
-    an improvement, and a `learned` map need not show one: it gains most for targets that
-    are asked for again, while held-out targets were never asked for.
+    There are none without known answers. An improvement is not required of fewer than
+    `SMALLEST_PAIRED` queries, which would not show it, nor of a `learned` map: it gains
+    most for targets that are asked for again, but nobody asked for held-out targets.
     """
     right = trial.right
     rank = trial.rank
@@ -334,7 +344,7 @@ def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
 def objections_to_method(method: Method, trial: Trial) -> list[str]:
     """Return objections to a method other than the default.
 
-    The default is made for banks of any size, with or without answers.
+    The default suits banks of any size, with or without answers.
     """
     if isinstance(method, Blend):
         return []
@@ -375,7 +385,7 @@ def _notes(trial: Trial) -> list[str]:
 
 
 def small_bank(distinct: int) -> list[str]:
-    """Return a note on what to expect if the bank has few `distinct` queries, else none."""
+    """Return a note if the bank has few `distinct` queries, else an empty list."""
     if distinct >= FEW:
         return []
     return [
@@ -387,7 +397,7 @@ def small_bank(distinct: int) -> list[str]:
 def require_kind(bank: PreparedBank) -> BankProfile:
     """Return the profile of a bank. Raises CorrectionRefused if its kind would do harm.
 
-    Only samples are multiplied, so it is cheap enough to come before any fit.
+    The profile needs only samples, so it is cheap enough to compute before any fit.
     """
     seen = profile_of(bank)
     if seen.objection:
@@ -398,7 +408,7 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 def require_size(bank: PreparedBank, method: Method) -> None:
     """Raise CorrectionRefused if a bank is too small for `method`.
 
-    Raises InputError if it is too small for any. It does not need the gallery.
+    Raises InputError if the bank is too small for any method. The gallery is not used.
     """
     distinct = len(bank.distinct)
     require_enough(distinct)
@@ -413,17 +423,17 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
     share = displacement(model, bank)
     if share > FARTHEST:
         raise _refusal(
-            "the offsets are far wider than the similarities to the bank: what comes "
-            f"first would have {share:.0%} of the gallery nearer to the query "
-            f"({FARTHEST:.0%} at most)",
+            "the offsets are far wider than the similarities to the bank: "
+            f"a query would have {share:.0%} of the gallery nearer than its first "
+            f"result ({FARTHEST:.0%} at most)",
             "embed the bank with the gallery's model",
         )
 
 
 def displacement(model: OffsetModel, bank: PreparedBank) -> float:
-    """Return the share of targets that are nearer to a query than its corrected first one.
+    """Return the share of targets nearer to a query than its corrected first target.
 
-    It is the mean, 0 to 1, over a sample of bank queries and of targets.
+    The share, 0 to 1, is the mean over samples of bank queries and targets.
     """
     gallery = bank.require_targets()
     rows = pick_evenly(np.arange(gallery.rows), MOVED_TARGETS)
@@ -432,8 +442,9 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     if model.query_map is not None:
         queries = model.query_map(queries)
     raw = compare(queries, targets, model.metric, bank.compute)
-    best = np.argmax(raw + model.offsets(targets), axis=1)
-    return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
+    first = np.argmax(raw + model.offsets(targets), axis=1)
+    similarity_of_first = np.take_along_axis(raw, first[:, None], axis=1)
+    return float((raw > similarity_of_first).mean())
 
 
 Parts: TypeAlias = tuple[str | Parameter, ...]
@@ -447,7 +458,7 @@ USE_BLEND: Parts = (
 
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
-    """Return what to do if a fit of `method` on `bank` is refused."""
+    """Return the advice to a user whose fit of `method` on `bank` is refused."""
     answers = Parameter("answers")
     if bank.kind == "documents":
         return (
@@ -467,7 +478,7 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
 
 
 def _refusal(reason: str, *remedy: str | Parameter) -> CorrectionRefused:
-    """Return the error that names a reason, a remedy, and `force`."""
+    """Return an error that names the reason, the remedy, and the option `force`."""
     return CorrectionRefused(
         reason,
         "; nothing was changed: ",

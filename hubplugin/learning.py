@@ -1,5 +1,7 @@
-"""A linear map of the query from known answers: one closed step, which held-out answers
-choose."""
+"""Learn a linear map of the query from known answers.
+
+The map is one step in closed form; held-out answers choose it.
+"""
 
 from __future__ import annotations
 
@@ -44,105 +46,107 @@ from hubplugin.vectors import (
 )
 
 FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
-"""Distinct pairs, and distinct targets in them, below which nothing is learned."""
+"""The fewest distinct pairs, and distinct targets in them, to learn from."""
 
 NEARER = 0.75
-"""A bank is refused if a smaller share of its queries is nearer to its own answer than
-to another's: 0.5 is chance."""
+"""The smallest share of queries that must be nearer to their answer than to that of
+another query; 0.5 is chance. Other banks are refused."""
 
 RIGHT = 0.93
-"""The share of `NEARER` that right clicks have: 0.93 to 1 for seven kinds of data, and
-0.86 for an eighth, of which the raw search finds 10 %. With 30 % of the clicks wrong it
-is 0.76 to 0.86."""
+"""The share of queries nearer to their answer, as in `NEARER`, with right clicks: 0.93
+to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds 10 %.
+With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 
 STEPS = {
     "asked": (0.0, 0.5, 1.0, 2.0),
     "gallery": (0.5, 1.0, 2.0),
     "answer": (0.5, 1.0),
 }
-"""Strengths of a map, by what it tells an answer from: the other targets that were asked
-for; these and some of the gallery; or nothing, so that it maps a query to its answer."""
+"""The strengths of a map to try, by the targets that it tells an answer from: "asked",
+the other targets that were asked for; "gallery", these and a sample of the gallery;
+"answer", none, so that the map moves a query to its answer."""
 
 SHARES = 1.0, 0.5, 0.0
-"""Shares of the offsets that are tried beside each map."""
+"""The shares of the offsets to try with each map."""
 
 RAW = len(SHARES) - 1
-"""The number of the raw search among the candidates: without map, the last of `SHARES`.
+"""The number of the raw search among the candidates: no map, and the last of `SHARES`.
 
 Candidate 0 is the offsets alone."""
 
 OTHERS = 1_500
-"""Targets drawn from the gallery, from which a map tells answers, see `STEPS`."""
+"""The number of targets in the sample of the gallery, see "gallery" in `STEPS`."""
 
 FOLDS, PROBES = 3, 1_500
-"""Folds of each side, and the pairs that all folds of a side hold out together."""
+"""The folds of each side, and the pairs that all folds of a side hold out in total."""
 
 SOFTNESS = 0.4
-"""A query counts as right to the degree sigmoid(margin / (SOFTNESS tau))."""
+"""The softness of R@1: a query is right by sigmoid(margin / (SOFTNESS tau))."""
 
 AGAIN = 0.2
-"""The gain of a target that is asked for again in other words, as a share of the gain of
-the very pairs that taught. On logs with several wordings a target it is 0.3 to 0.7; a
+"""The gain of a target that is asked for again in other words, relative to the gain of
+the pairs that taught. On logs with several wordings per target, it is 0.3 to 0.7; a
 lower value spares targets that nobody asks for (docs/measurements/learning.md)."""
 
 PRUDENCE = 2.0
-"""Standard errors that a gain on held-out pairs must make up for."""
+"""The standard errors that are subtracted from a gain on held-out pairs."""
 
 APART = 0.85
-"""The `own_share` from which on held-out pairs do not see every loss, as across modalities
-and languages (docs/measurements/methods.md). No side may then be behind the offsets
-alone, offsets keep their full share, and nothing is whitened."""
+"""The `own_share` from which held-out pairs may miss a loss, as across modalities and
+languages (docs/measurements/methods.md). Then no side may gain less than with the
+offsets alone, offsets keep their full share, and nothing is whitened."""
 
 WIDER = 1.4
-"""How much wider the interval of a change is than that of held-out pairs alone: these
-choose the map, too, and their folds share most of what is learned."""
+"""The factor that widens the interval of a change: the held-out pairs also choose the
+map, and the folds share most of the pairs that teach."""
 
 LOOKED_AT = 1_000
-"""Pairs that are searched for in the whole gallery: a share of them then has a standard
-error of 1.3 points."""
+"""The number of pairs to search for in the whole gallery. The share that is found then
+has a standard error of 1.3 points."""
 
 FOUND = 0.8
-"""Share of the pairs found by the raw search from which they are refused: titles that
-stand in their own documents say nothing of other queries. Titles that taught something
-were found for 40 to 55 %, and those that did harm for 88 %."""
+"""The share of pairs found by the raw search from which pairs are refused: titles that
+appear in their documents say nothing about other queries. Of titles that taught
+something, the raw search found 40 to 55 %; of those that did harm, 88 %."""
 
 KEPT, SPREAD = 0.9, 8_192
-"""How much of the identity a whitening keeps, and the targets that it is fitted on."""
+"""The share of the identity that a whitening keeps, and the targets it is fitted on."""
 
 PRODUCTS = 1 << 22
-"""Similarities of one block: 16 MiB, which a cache has room for."""
+"""The number of similarities in one block: 16 MiB, which fit in a cache."""
 
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Queries, the places of their targets, and these, as `pairs_of` returns them."""
+"""The queries, the place of each query's target, and the targets; see `pairs_of`."""
 
 
 def distinct_pairs(bank: PreparedBank) -> np.ndarray:
-    """Return the bank rows [m] of the distinct (query, answer) pairs, none without answers.
+    """Return a bank row for each distinct (query, answer) pair, [m] in ascending order.
 
-    Of equal pairs it is the first row.
+    It is the first row of equal pairs. Without known answers, there are none.
     """
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
     known = np.flatnonzero(answers >= 0)
     pairs = np.stack([bank.same[known], answers[known]], axis=1)
-    return np.sort(known[np.unique(pairs, axis=0, return_index=True)[1]])
+    _, first = np.unique(pairs, axis=0, return_index=True)
+    return np.sort(known[first])
 
 
 def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
-    """Return True if the pairs in `rows` [m] of a bank suffice to learn from."""
+    """Return True if the pairs in `rows` [m] of a bank are enough to learn from."""
     if len(rows) < FEWEST_PAIRS:
         return False
     return len(np.unique(bank.require_answers()[rows])) >= FEWEST_TARGETS
 
 
 def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
-    """Return the rows [m] of the distinct pairs in a bank, which suffice to learn from.
+    """Return the rows [m] of a bank's distinct pairs, if they are enough to learn from.
 
     Args:
         bank: The bank.
-        name: What errors call it.
+        name: The name of the bank in error messages.
 
     Raises:
         InputError: The bank has no known answers, or too few.
@@ -164,28 +168,29 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
             f"these are nearer to their own than to another's ({NEARER:.0%} is needed, "
-            "50% is chance); nothing was changed: pass answers of this gallery, and "
-            "queries that its own model embedded"
+            "50% is chance); nothing was changed: pass answers from this gallery, and "
+            "queries embedded with the gallery's model"
         )
     return rows
 
 
 def share_nearer(pairs: Pairs) -> float:
-    """Return the share of pairs that are nearer to their own answer than to another's."""
+    """Return the share of queries nearer to their own answer than to another answer."""
     queries, answer, targets = pairs
+    # Compare each answer with another target at random.
     shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
     other = (answer + shift) % len(targets)
-    ahead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    # If the two targets are equal, neither is nearer: count one half.
-    return float(np.heaviside(ahead, 0.5).mean())
+    lead = (queries * (targets[answer] - targets[other])).sum(axis=1)
+    # If both targets are equally near, count one half.
+    return float(np.heaviside(lead, 0.5).mean())
 
 
 @dataclass(frozen=True)
 class Teachers:
-    """The banks from which a correction and its map are learned.
+    """The banks that teach a correction and a query map.
 
-    bank: Offsets are fitted on it, and its answers teach.
-    pairs: They teach, too, such as titles and the rows of their documents.
+    bank: The bank for the offsets, whose answers also teach the map.
+    pairs: More pairs that teach the map, such as titles with the rows of documents.
     """
 
     bank: PreparedBank
@@ -200,7 +205,7 @@ class Teachers:
         compute: Compute,
         gallery: object = None,
     ) -> Teachers:
-        """Read the banks before they know their gallery.
+        """Read the banks, before their gallery is known.
 
         Args:
             bank, metric, compute: As in `hubplugin.fit`.
@@ -208,7 +213,7 @@ class Teachers:
             gallery: As in `Bank.prepare`.
 
         Raises:
-            InputError: One of them cannot be used, or they do not go together.
+            InputError: A bank cannot be used, or the two banks cannot be combined.
         """
         prepared = bank.prepare(metric, compute, gallery)
         if not isinstance(learn, Bank):
@@ -223,7 +228,7 @@ class Teachers:
             )
         if prepared.target_bank is not None:
             raise InputError(
-                "the bank has vectors as answers, beside which no pairs teach: leave ",
+                "the bank has vectors as answers, so no pairs can be added: leave ",
                 Parameter("learn"),
                 " out",
             )
@@ -239,36 +244,40 @@ class Teachers:
     def find_teaching(self) -> np.ndarray:
         """Return the rows of `together` that teach.
 
-        Raises what `find_pairs` raises, for the bank or for the pairs.
+        Raises the same errors as `find_pairs`, for the bank or for the pairs.
         """
         if self.pairs is None:
             return find_pairs(self.bank)
-        rows = distinct_pairs(self.bank)
-        if len(rows):
+        bank_rows = distinct_pairs(self.bank)
+        if len(bank_rows):
             find_pairs(self.bank)
-        own = distinct_pairs(self.pairs)
-        # Beside a bank with answers, a few pairs may do: `against` left out the others.
-        if not len(rows) or has_enough(self.pairs, own):
+        pair_rows = distinct_pairs(self.pairs)
+        # With a bank that has answers, few pairs are enough: `against` drops some.
+        if not len(bank_rows) or has_enough(self.pairs, pair_rows):
             find_pairs(self.pairs, "the bank of pairs")
-        return np.concatenate([rows, len(self.bank.query_bank) + own])
+        return np.concatenate([bank_rows, len(self.bank.query_bank) + pair_rows])
 
     @property
     def clicks(self) -> np.ndarray | None:
-        """The ids of all clicked targets, before `against` makes rows of them, or None."""
-        parts = [self.bank] if self.pairs is None else [self.bank, self.pairs]
+        """The ids of all clicked targets, before `against` turns them into rows."""
+        banks = [self.bank] if self.pairs is None else [self.bank, self.pairs]
         known = [
-            part.clicks.astype(object) for part in parts if part.clicks is not None
+            bank.clicks.astype(object) for bank in banks if bank.clicks is not None
         ]
         return np.concatenate(known) if known else None
 
     def against(
         self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
     ) -> Teachers:
-        """Return these banks with the gallery `targets`; `ids` as in `PreparedBank.against`.
+        """Return these banks with the gallery `targets`.
 
-        Beside pairs, the answers of the bank are left out if there are too few to learn
-        from. Pairs are left out if an earlier pair equals them, or if the bank has their
-        query with an answer: they would teach what is held out.
+        If there are pairs, the bank's answers are dropped if they are too few to learn
+        from. A pair is dropped if an earlier pair equals it, or if the bank has an
+        answer for its query, since it would teach what is held out.
+
+        Args:
+            targets: The gallery.
+            ids: As in `PreparedBank.against`.
         """
         clicks = self.clicks
         if ids is None and isinstance(targets, Scannable) and clicks is not None:
@@ -277,26 +286,28 @@ class Teachers:
         if self.pairs is None:
             return Teachers(bank)
         pairs = self.pairs.against(targets, ids)
-        own = distinct_pairs(bank)
-        if not has_enough(bank, own):
+        bank_rows = distinct_pairs(bank)
+        if not has_enough(bank, bank_rows):
             bank = replace(bank, clicks=None)
-            own = own[:0]
-        rows = distinct_pairs(pairs)
-        queries = np.concatenate([bank.query_bank[own], pairs.query_bank[rows]])
-        is_new = number_rows(queries)[len(own) :] >= len(own)
-        return Teachers(bank, pairs.take(rows[is_new]))
+            bank_rows = bank_rows[:0]
+        pair_rows = distinct_pairs(pairs)
+        in_bank = bank.query_bank[bank_rows]
+        queries = np.concatenate([in_bank, pairs.query_bank[pair_rows]])
+        # The first row that equals a known query lies among those of the bank.
+        is_new = number_rows(queries)[len(in_bank) :] >= len(in_bank)
+        return Teachers(bank, pairs.take(pair_rows[is_new]))
 
 
 @dataclass(frozen=True)
 class MapFit:
-    """A way to fit offsets and a map together, and a `Candidate`.
+    """A way to fit offsets and a map together, callable as a `Candidate`.
 
-    method, share: The method of the offsets, and the share of its strength.
+    method, share: The method of the offsets, and the share of its strength to use.
     strength, tau, whitening: The parameters of the map.
-    apart_from: What the map tells answers from, one of `STEPS`.
-    others: Targets of the gallery [o, d], for "gallery".
-    pairs: Pairs that teach beside those of a fold.
-    below: Only rows below it teach this map, of the bank `Teachers.together`.
+    apart_from: The targets that the map tells answers from, a key of `STEPS`.
+    others: A sample of the gallery [o, d], for "gallery".
+    pairs: Pairs that teach in addition to those of a fold.
+    below: Only rows of `Teachers.together` below this number teach the map.
     """
 
     method: Blend
@@ -314,15 +325,15 @@ class MapFit:
 
     @property
     def maps(self) -> bool:
-        """True if queries are mapped at all."""
+        """True if the map is not the identity."""
         return bool(self.strength) or self.whitening is not None
 
     def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
         """Return the map (I + s W) Z, or None if it is the identity.
 
         Args:
-            w: W [d, d]; s is the strength and Z the whitening.
-            pairs: How many pairs taught W.
+            w: W [d, d]. s is the strength, and Z is the whitening.
+            pairs: The number of pairs that taught W.
         """
         if not self.maps:
             return None
@@ -332,7 +343,7 @@ class MapFit:
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
     def solve(self, pairs: Pairs) -> np.ndarray:
-        """Return the W [d, d] that `pairs` teach."""
+        """Return the matrix W [d, d] that `pairs` teach, see `solve_map`."""
         queries, answer, targets = pairs
         seen: np.ndarray | None = targets
         if self.apart_from == "gallery":
@@ -347,15 +358,15 @@ class MapFit:
 
     @property
     def offsets(self) -> Method:
-        """The method with the share of its offsets."""
-        assert self.method.strength is not None, "it is resolved"
+        """The method with `share` of its strength."""
+        assert self.method.strength is not None, "the method is resolved"
         strength = self.share * self.method.strength
         return self.method.model_copy(update={"strength": strength})
 
     def fit(self, bank: PreparedBank, query_map: QueryMap | None) -> OffsetModel:
-        """Fit the offsets of queries mapped by `query_map`.
+        """Fit the offsets for queries mapped by `query_map`.
 
-        The bank in the model is not mapped: the model maps it as it maps all queries.
+        The model stores the unmapped bank, and maps it as it maps all queries.
         """
         if query_map is None:
             return self.offsets.fit(bank)
@@ -374,7 +385,7 @@ class MapFit:
 
     @property
     def steps(self) -> list[MapFit]:
-        """Every map."""
+        """This fit with every map of `STEPS`."""
         return [
             replace(self, apart_from=apart_from, strength=strength)
             for apart_from, strengths in STEPS.items()
@@ -391,25 +402,30 @@ class MapFit:
     ) -> list[OffsetsAndMap]:
         """Return the offsets and the map of each of `variants`.
 
-        All share the offsets of the whitened bank before any step, computed once.
+        `cross_validate` calls this as a `Candidate`.
         """
         pairs = pairs_of(bank, teach[teach < self.below])
+        # The offsets are those of the whitened bank, whatever the step.
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
-        solved = {each: replace(self, apart_from=each).solve(pairs) for each in STEPS}
+        # W depends only on `apart_from`.
+        solutions = {
+            name: replace(self, apart_from=name).solve(pairs) for name in STEPS
+        }
         tried = list[OffsetsAndMap]()
         for step in self.steps:
-            query_map = step.compose_map(solved[step.apart_from], len(pairs[0]))
+            w = solutions[step.apart_from]
+            query_map = step.compose_map(w, len(pairs[0]))
             tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
     def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
         """Return False for a variant whose losses held-out pairs would not show.
 
-        If queries and targets lie `apart`, these are smaller shares of the offsets and a
-        whitening. Pairs that are `unasked`, such as titles, do not show what smaller
-        shares lose on real queries. A smaller share without a map is never chosen:
-        nothing was learned.
+        If queries and targets lie `apart`, these variants are smaller shares of the
+        offsets, and whitenings. Pairs that are `unasked`, such as titles, do not show
+        what smaller shares lose on real queries. A smaller share without a map is never
+        chosen, since nothing was learned.
         """
         if self.share < 1 and (apart or unasked or not self.maps):
             return False
@@ -418,7 +434,7 @@ class MapFit:
     def __call__(
         self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
     ) -> list[OffsetsAndMap]:
-        """Return the offsets and the map that a fold teaches, as `Candidate` asks."""
+        """Return the offsets and the map that a fold teaches, as a `Candidate`."""
         if self.pairs is not None:
             added = len(bank.query_bank) + np.arange(len(self.pairs.query_bank))
             bank = bank.with_pairs(self.pairs)
@@ -431,22 +447,23 @@ class MapFit:
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 UNASKED = (
-    "that is R@1 of held-out pairs, such as titles, which nobody asks by: real queries "
-    "gained 0 to 6 points over the offsets alone (docs/titles.md)"
+    "that is R@1 of held-out pairs, such as titles, which nobody searches with: real "
+    "queries gained 0 to 6 points over the offsets alone (docs/titles.md)"
 )
 
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """The map that the known answers of a bank taught, and what it gains.
+    """The map that the known answers of a bank taught, and its gain.
 
-    model: It has a query map, unless held-out answers gain nothing by one.
-    how: The method, and what was chosen.
-    asked: R@1 raw and with offsets and map, for held-out paraphrases whose target was
-        taught by other queries. None if there are few.
-    other: The same for held-out pairs whose target was not taught.
-    unasked: True if pairs that nobody asked, such as titles, were held out.
-    nearer: The share of the pairs that are nearer to their own answer than to another's.
+    model: The model. It has a query map unless held-out answers gain nothing from one.
+    how: The chosen fit.
+    asked: R@1 of the raw search and with offsets and map, for held-out paraphrases of
+        targets that other queries taught. None if there are few.
+    other: The same for held-out pairs whose targets were not taught.
+    unasked: True if the held-out pairs are not queries that people asked, but titles,
+        for example.
+    nearer: The share of queries nearer to their own answer than to another answer.
     """
 
     model: OffsetModel
@@ -481,14 +498,15 @@ class LearnedMap:
             notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
             if self.unasked:
                 notes.append(UNASKED)
-        # Two errors of a share in so many pairs are chance.
-        if self.nearer < RIGHT - 2 * (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5:
+        # A difference of two standard errors may be chance.
+        error = (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5
+        if self.nearer < RIGHT - 2 * error:
             notes.append(
                 f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
-                f"(of right clicks {1 - RIGHT:.0%} at most, mostly): if people clicked "
-                "wrong, held-out clicks are wrong, too, and what is said here is too "
-                "dark: pass the clicks as pairs, beside a bank with 50 answers that "
-                "somebody has looked at (docs/learning.md)"
+                f"(with right clicks, mostly {1 - RIGHT:.0%} at most): if people "
+                "clicked on wrong results, held-out clicks are wrong, too, and these "
+                "figures are too low: pass the clicks as pairs, with a bank of 50 "
+                "answers that somebody has checked (docs/learning.md)"
             )
         return notes
 
@@ -498,16 +516,16 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
     Args:
         configuration: The method of the offsets, `blend`.
-        teachers: The banks, with their gallery. The answers of the bank choose the map:
-            all of them if they alone teach or, beside pairs, if there are 50. Otherwise
-            the pairs choose.
+        teachers: The banks, with their gallery. The answers of the bank choose the map
+            if there are no pairs, or if there are at least 50 answers. Otherwise, the
+            pairs choose it.
 
     Raises:
         InputError: One of the banks has too few answers.
         CorrectionRefused: The answers do not belong to the queries, or pairs that must
-            choose are unlike the queries or found already.
+            choose the map are unlike the queries or found by the raw search.
     """
-    assert isinstance(configuration, Blend), "`read_learn` has looked"
+    assert isinstance(configuration, Blend), "`read_learn` checks it"
     bank = teachers.bank
     rows = teachers.find_teaching()
     held = None
@@ -542,10 +560,10 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
 
 def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
-    """Return the fits whose `variants` are tried: queries as they are, and whitened.
+    """Return the fits whose `variants` to try: without and with whitened queries.
 
-    If pairs come beside clicks, both are tried without the pairs, too: titles may harm
-    what people ask.
+    If there are both pairs and clicks, both fits are also tried without the pairs,
+    since titles may harm the queries that people ask.
     """
     bank, pairs = teachers.bank, teachers.pairs
     rng = np.random.default_rng(0)
@@ -569,8 +587,8 @@ def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
 def require_telling(teachers: Teachers) -> None:
     """Raise CorrectionRefused for pairs that cannot tell what a map gains.
 
-    They lie as far from the queries of the bank as other languages do, or the raw search
-    finds most of them already.
+    Either the pairs are as far from the bank's queries as another language would be, or
+    the raw search already finds most of them.
     """
     bank, pairs = teachers.bank, teachers.pairs
     assert pairs is not None
@@ -583,7 +601,7 @@ def require_telling(teachers: Teachers) -> None:
     quiet = pairs.compute.without_progress
     search(queries, pairs.require_targets(), pairs.metric, quiet, top)
     own = (queries * answers_of(pairs, pairs.clicks[rows])).sum(axis=1)
-    # One of two that are equal is as good.
+    # A target that ties with the answer is as good.
     found = (own >= top.scores[0, :, 0] - 1e-5).mean()
     if apart >= APART:
         reason = (
@@ -606,10 +624,10 @@ def require_telling(teachers: Teachers) -> None:
 
 
 def widen(side: Side | None) -> Side:
-    """Return `side` with a wider interval of its change, see `WIDER`."""
+    """Return `side` with a wider interval of the change, see `WIDER`."""
     assert side is not None
     value = side.change.value
-    # A loss that none of n pairs shows may still befall 3 in n (the rule of three).
+    # A loss that none of n pairs shows may still affect 3 in n (the rule of three).
     room = 3 / side.queries
     low = value + WIDER * (side.change.low - value) - room
     high = value + WIDER * (side.change.high - value) + room
@@ -621,15 +639,15 @@ def draw_sides(
 ) -> dict[str, list[Fold]]:
     """Return the folds of `teachers.together` by side.
 
-    "other": no pair that teaches has the target of a held-out query. "asked": some do,
-    so held-out queries are paraphrases. "taught", for a log with few paraphrases: the
-    pairs that teach are tried themselves.
+    - "other": no pair that teaches has the target of a held-out query.
+    - "asked": some do, so the held-out queries are paraphrases.
+    - "taught", for a log with few paraphrases: the pairs that teach are tested.
 
     Args:
-        teachers: With known answers.
+        teachers: The banks, with known answers.
         rows: The pairs that teach. Offsets are fitted on the bank without the held-out
             pairs.
-        held: The pairs that are held out; by default those that teach.
+        held: The pairs to hold out; by default, the pairs that teach.
     """
     bank = teachers.together
     answers = bank.require_answers()
@@ -643,7 +661,7 @@ def draw_sides(
         fitted = own[(answers[own] < 0) | np.isin(own, taught)]
         return Fold(fitted, tested, taught)
 
-    # Spread the wordings of a target over the folds, so that each leaves some to teach.
+    # Spread the wordings of a target over the folds, so that each fold can teach some.
     part = np.arange(len(order)) % FOLDS
     if held is None:
         part = folds_within(answers[order], FOLDS)
@@ -668,18 +686,18 @@ def choose(
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
-    The gain is the mean over the sides, each less `PRUDENCE` standard errors. In a log
-    without paraphrases, held-out targets alone would choose a map far too weak for
-    targets that are asked for again: `AGAIN` of the gain of the pairs that taught stands
-    in for those. R@1 may fall on no other side. Return 0, the offsets alone, if no
-    candidate is left.
+    The gain is the mean over the sides, after subtracting `PRUDENCE` standard errors
+    from each. In a log without paraphrases, held-out targets alone would choose a map
+    far too weak for targets that are asked for again, so `AGAIN` times the gain of the
+    pairs that taught stands in for those. R@1 must not fall on any other side. Return
+    0, the offsets alone, if no candidate is left.
 
     Args:
         sides: The trials of all candidates, by side.
         tau: The temperature of the margins.
-        may: Which candidates may be chosen, bool [c].
-        apart: Queries and targets lie apart: no side may gain less than by the offsets
-            alone.
+        may: True for each candidate that may be chosen, bool [c].
+        apart: True if queries and targets lie apart. Then no side may gain less than
+            with the offsets alone.
     """
     values = list[np.ndarray]()
     for side, tried in sides.items():
@@ -705,16 +723,16 @@ def solve_map(
 ) -> np.ndarray:
     """Return W [d, d], one step of ridge regression from queries to their answers.
 
-        W = R' Q (Q' Q + r I)^-1,  r the mean eigenvalue of Q' Q
-        R = A - p T,  p = softmax(Q T' / tau): what the cross-entropy asks of the queries
-        R = A - Q where `seen` is None
+        W = R' Q (Q' Q + r I)^-1, where r is the mean eigenvalue of Q' Q
+        R = A - p T, where p = softmax(Q T' / tau): the descent of the cross-entropy
+        R = A - Q if `seen` is None
 
-    Float32 products, a float64 solution.
+    The products are computed in float32, and the system is solved in float64.
 
     Args:
         queries: Q [m, d].
-        answers: A [m, d], that of each query.
-        seen: T [c, d], the targets that an answer is told from, itself among them.
+        answers: A [m, d], the answer of each query.
+        seen: T [c, d], the targets that an answer is told from, including the answer.
         tau: The temperature.
     """
     residual = answers - queries
@@ -738,14 +756,14 @@ def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
 
         Z = t (k t I + (1 - k) C)^-1
 
-    C is the covariance of `bank` [m, d] and `gallery` [n, d], each about its own mean, t
-    the mean of its diagonal, and k `KEPT`.
+    C is the covariance of `bank` [m, d] and `gallery` [n, d], both centred. t is the
+    mean of C's diagonal, and k is `KEPT`.
     """
     centred = np.concatenate([part - part.mean(axis=0) for part in (bank, gallery)])
     covariance = (centred.T @ centred).astype(np.float64) / len(centred)
     eye = np.eye(len(covariance))
-    size = max(float(np.trace(covariance)) / len(eye), 1e-30)
-    z = size * np.linalg.inv(KEPT * size * eye + (1 - KEPT) * covariance)
+    t = max(float(np.trace(covariance)) / len(eye), 1e-30)
+    z = t * np.linalg.inv(KEPT * t * eye + (1 - KEPT) * covariance)
     return np.ascontiguousarray(z, np.float32)
 
 
@@ -758,8 +776,8 @@ def read_learn(
 ) -> bool | Bank:
     """Return `learn` as False, True or a bank of pairs.
 
-    Raises InputError for anything else and, unless it is False, for arguments with which
-    a map was never measured or could not be applied.
+    Raises InputError for any other value. Unless it is False, also raises InputError
+    for arguments with which a map was never measured or could not be applied.
     """
     if not isinstance(learn, (bool, Bank)):
         got = type(learn).__name__
@@ -769,14 +787,14 @@ def read_learn(
         )
     if learn is False:
         return False
-    is_wrong = {
+    unsupported = {
         "method": method != "blend",
         "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
         "targets": targets is None,
         "executor": executor is not None,
     }
-    for name, wrong in is_wrong.items():
-        if wrong:
+    for name, is_unsupported in unsupported.items():
+        if is_unsupported:
             raise InputError(
                 "learning needs the default method, an inner product, a gallery and no "
                 "executor: change ",

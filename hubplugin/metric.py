@@ -1,6 +1,6 @@
-"""What a similarity is, and how an offset becomes one more dimension of it.
+"""Define the similarities, and turn an offset into one more dimension.
 
-Every metric is written as a similarity s(q, t), larger is nearer:
+Every metric is written as a similarity s(q, t), where larger means nearer:
 
     cosine      s = q.t / (|q| |t|)
     dot         s = q.t
@@ -19,8 +19,8 @@ import numpy as np
 from hubplugin.errors import InputError, ZeroVector
 
 CACHED = 1 << 18
-"""Numbers that are brought to unit length at a time: 1 MiB, which stays in the cache of
-a core. A bank of 15,000 x 384 takes half of the time of one piece."""
+"""Numbers that are normalised at a time: 1 MiB, which stays in the cache of a core.
+This halves the time for a bank of 15,000 x 384."""
 
 
 class Metric(str, Enum):
@@ -32,7 +32,10 @@ class Metric(str, Enum):
 
     @classmethod
     def parse(cls, value: Metric | str) -> Metric:
-        """Return `value` as a Metric. Raises InputError, which lists the known ones."""
+        """Return `value` as a Metric.
+
+        Raises InputError for an unknown name, and lists the known ones.
+        """
         try:
             return cls(value)
         except ValueError:
@@ -43,17 +46,17 @@ class Metric(str, Enum):
 
 
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
-    """Return rows of `vectors` [b, d], float32, at unit length; rows of zeros stay.
+    """Return the rows of `vectors` at unit length; zero vectors stay zero.
 
-    They are divided by a power of two first, which changes no digit and leaves squares
-    that float32 can hold: what has unit length keeps its bits.
+    Each row is first divided by a power of two. This changes none of its digits and
+    keeps the squares within float32, so a row that has unit length keeps its bits.
 
     Args:
-        xp: The functions of their array library.
-        vectors: [b, d].
+        xp: The array library of `vectors`.
+        vectors: The vectors [b, d], float32.
 
     Returns:
-        The rows, and the largest component of each [b].
+        The rows [b, d], and the largest absolute component of each [b].
     """
     largest = xp.max(xp.abs(vectors), axis=1)
     is_zero = largest == 0
@@ -68,15 +71,15 @@ def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
 def normalise(
     vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None
 ) -> np.ndarray:
-    """Return rows of `vectors` [b, d] at unit length, float32.
+    """Return the rows of `vectors` at unit length, float32 [b, d].
 
     Args:
-        vectors: [b, d].
-        name: What the error calls them.
-        numbers: What the error calls the rows, by default 0 to b - 1.
+        vectors: The vectors [b, d].
+        name: The name of `vectors` in the error message.
+        numbers: The row numbers in the error message, by default 0 to b - 1.
 
     Raises:
-        ZeroVector: A row is zero, and has no direction.
+        ZeroVector: A row is zero, so it has no direction.
     """
     unit = unit_or_zero(vectors)
     zero = np.flatnonzero(np.einsum("jd,jd->j", unit, unit) == 0)
@@ -90,7 +93,7 @@ def normalise(
 
 
 def unit_or_zero(vectors: np.ndarray) -> np.ndarray:
-    """Return rows of `vectors` [b, d] at unit length, float32; a zero vector stays."""
+    """Return the rows of `vectors` [b, d] at unit length; zero vectors stay zero."""
     unit = np.empty(vectors.shape, np.float32)
     height = max(CACHED // vectors.shape[1], 1)
     for start in range(0, len(vectors), height):
@@ -107,21 +110,21 @@ def augment_targets(
     e: float = 1.0,
     max_offset: float = 0.0,
 ) -> np.ndarray:
-    """Add the offsets of targets as one more component.
+    """Append the offsets to the targets as one more component.
 
-    Inner product and cosine (unit vectors): [t, offset / e]. Squared Euclidean
-    distance: [t, sqrt(2 (max_offset - offset))], so that -|q' - t'|^2 / 2 = s(q, t) +
-    offset(t) - max_offset.
+    For inner product and cosine (unit vectors), a target becomes [t, offset / e]. For
+    squared Euclidean distance, it becomes [t, sqrt(2 (max_offset - offset))], so that
+    -|q' - t'|^2 / 2 = s(q, t) + offset(t) - max_offset.
 
     Args:
-        vectors: Targets [n, d].
-        offsets: [n].
+        vectors: The targets [n, d].
+        offsets: The offsets [n].
         metric: The similarity.
-        e: The component of the queries.
-        max_offset: At least every offset.
+        e: The last component of the augmented queries.
+        max_offset: A bound that no offset exceeds.
 
     Returns:
-        float32 [n, d + 1].
+        The augmented targets, float32 [n, d + 1].
     """
     exact = offsets.astype(np.float64)
     if metric is Metric.EUCLIDEAN:
@@ -136,13 +139,14 @@ def augment_queries(
 ) -> np.ndarray:
     """Return queries [m, d] with one more component, float32 [m, d + 1].
 
-    [q, e] for inner product and cosine, [q, 0] if `metric` is Euclidean.
+    A query becomes [q, e] for inner product and cosine, and [q, 0] for Euclidean
+    distance.
     """
     extra = 0.0 if metric is Metric.EUCLIDEAN else e
     return _append(vectors, np.full(len(vectors), extra))
 
 
 def _append(vectors: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """Return `vectors` [b, d] with the component `extra` [b] behind the others."""
+    """Return `vectors` [b, d] with `extra` [b] as the last component."""
     column = extra[:, None].astype(np.float32)
     return np.concatenate([vectors, column], axis=1, dtype=np.float32)

@@ -1,6 +1,6 @@
-"""Bank x targets, tiled, on a device: similarities, reductions, Sinkhorn and search.
+"""Compare a bank with targets in tiles: similarities, reductions, Sinkhorn and search.
 
-The only package that multiplies matrices.
+Only this package multiplies matrices.
 """
 
 from hubplugin.compute.device import Compute, has_torch

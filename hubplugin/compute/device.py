@@ -1,8 +1,8 @@
-"""The device, the memory and the array library that computing uses.
+"""Choose the device, the memory and the array library of a computation.
 
-numpy and torch share one interface, the array API standard (torch by array-api-compat),
-so each formula is written once. Values return from a device by `to_host` alone, once a
-pass: each return makes the device wait.
+numpy and torch share one interface, the array API standard (torch through
+array-api-compat), so each formula is written once. Only `to_host` copies values from a
+device, once per pass, since each copy makes the device wait.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ Array: TypeAlias = Any
 """A numpy array, or a torch tensor on any device."""
 
 LEAST = 1 << 20
-"""Bytes that any work needs."""
+"""The fewest bytes that any computation needs."""
 
 SAFE = 1 << 30
-"""Default bytes of a processor. A larger request is checked against the card."""
+"""Default bytes on a CPU. A larger request is checked against the GPU."""
 
 SHARE_OF_CARD = 0.7
-"""Default share of a card's free memory. The rest is for the temporary results of one
-tile. No card has tried it yet."""
+"""Default share of a GPU's free memory. The rest is for the temporary results of one
+tile. It has not been tried on a GPU yet."""
 
 FEW = 1e10
-"""Products of two numbers that numpy does before an import of torch is over, some 3 s.
-An upsert of 1,000 vectors of 384 dimensions against a bank of 15,000 takes 6e9
+"""Multiplications that numpy completes while torch is being imported, some 3 s. An
+upsert of 1,000 vectors of 384 dimensions against a bank of 15,000 takes 6e9
 (benchmarks/serving.py)."""
 
 BLOCKS_AHEAD = 3
-"""Uploaded blocks that may wait on a card: one is computed, two keep it busy."""
+"""Uploaded blocks that a GPU may hold: it computes with one, and two keep it busy."""
 
 Precision: TypeAlias = Literal["auto", "float64"]
 
 
 @cache
 def has_torch() -> bool:
-    """Return True if torch is installed; it is not imported."""
+    """Return True if torch is installed, without importing it."""
     return find_spec("torch") is not None
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and how a job computes: on which device, in how much memory, how precisely.
+    """The device, memory and precision of a computation.
 
-    Every function that computes takes it as `compute`; the default suits most machines.
+    Functions that compute take it as `compute`; the default suits most machines.
 
     Attributes:
         device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy".
             "auto" is "numpy" without torch, and for the offsets of few targets.
         memory: Bytes, or text such as "512MiB"; at least 1MiB. Bounds the similarities
-            held beside the bank. Default: 1 GiB on a processor, 0.7 of the free memory
-            of a card. A Sinkhorn fit with room for m x n in half precision takes the
-            time of two or three products.
+            held in addition to the bank. Default: 1 GiB on a CPU, 0.7 of the free
+            memory of a GPU. A Sinkhorn fit with room for m x n numbers in half
+            precision takes the time of two or three products.
         progress: Called as progress(what, done, total).
         precision: "auto" is float32, and float64 where similarities are large. It is
             within 1e-5 of exact arithmetic, or 1e-4 of the temperature if that is more
@@ -90,13 +90,16 @@ class Compute:
             self.bytes()
 
     def for_products(self, count: float) -> Compute:
-        """Return this, or numpy if `count` products of two numbers are few."""
+        """Return this object, or one for numpy if `count` multiplications are few."""
         if self.device == "auto" and count <= FEW:
             return replace(self, device="numpy")
         return self
 
     def torch_device(self) -> torch.device | None:
-        """Return the device, None for numpy. Raises InputError if it is not usable."""
+        """Return the torch device, or None for numpy.
+
+        Raises InputError if the device is not usable.
+        """
         is_auto = self.device == "auto"
         if self.device == "numpy" or (is_auto and not has_torch()):
             return None
@@ -112,7 +115,7 @@ class Compute:
             device = find_device(self.device)
             if is_double and device.type == "mps":
                 raise InputError(
-                    "precision='float64' is not to be had on mps; use device='cpu'"
+                    "precision='float64' is not available on mps; use device='cpu'"
                 )
             return device
         if torch.cuda.is_available():
@@ -126,11 +129,11 @@ class Compute:
         return Library(self.torch_device())
 
     def settled(self) -> Compute:
-        """Return this with `memory` decided: a whole fit goes by one amount."""
+        """Return this object with a fixed `memory`, the same for a whole fit."""
         return replace(self, memory=self.bytes())
 
     def bytes(self) -> int:
-        """Return `memory` as a number. Raises InputError if it is no usable amount."""
+        """Return `memory` in bytes. Raises InputError if it is not a usable amount."""
         if self.memory is None:
             free, total = self._card_bytes()
             return max(int(SHARE_OF_CARD * free), LEAST) if total else SAFE
@@ -151,14 +154,14 @@ class Compute:
             if 0 < total < size:
                 raise InputError(
                     memory,
-                    f" is more than the card has; expected {total >> 30}GiB or less",
+                    f" is more than the GPU has; expected {total >> 30}GiB or less",
                 )
         return size
 
     def _card_bytes(self) -> tuple[int, int]:
-        """Return free and total bytes of the card; 0 without one.
+        """Return the free and total bytes of the GPU, or zeros without a GPU.
 
-        Memory that torch keeps for reuse is free; the driver does not count it.
+        Memory that torch keeps for reuse counts as free; the driver does not count it.
         """
         device = self.torch_device()
         if device is None or device.type != "cuda":
@@ -171,7 +174,7 @@ class Compute:
 
     @property
     def without_progress(self) -> Compute:
-        """The same, without progress."""
+        """This object without `progress`."""
         return replace(self, progress=None)
 
     def report(self, label: str, done: int, total: int) -> None:
@@ -184,10 +187,10 @@ class Library:
 
     Attributes:
         device: The torch device; None is numpy.
-        is_on_cpu: True if numpy can share the arrays, see `view`: it finds few among
-            many several times as fast as torch does.
-        accumulator: The type of sums over all targets.
-        threads: Threads of the processor that the library uses.
+        is_on_cpu: True if numpy can share the arrays, see `view`. numpy finds a few
+            entries among many several times as fast as torch.
+        accumulator: The dtype of sums over all targets.
+        threads: The number of CPU threads that the library uses.
         half, half_peak: See `to_halves`.
     """
 
@@ -209,13 +212,13 @@ class Library:
         self.accumulator = self.xp.float64 if self.has_float64 else self.xp.float32
 
     def to_device(self, array: np.ndarray, dtype: Any = None) -> Array:
-        """Return `array` on the device, in its own type or as `dtype`."""
+        """Return `array` on the device, converted to `dtype` if it is given."""
         if self.device is None:
             return array if dtype is None else array.astype(dtype, copy=False)
         import torch
 
         native = as_torch_reads(array)
-        if not native.flags.writeable:  # as a memory map is: torch would warn
+        if not native.flags.writeable:  # such as a memory map: torch would warn
             native = native.copy()
         tensor = torch.from_numpy(native)
         if not self.has_float64 and tensor.dtype is torch.float64:
@@ -223,25 +226,25 @@ class Library:
         return tensor.to(self.device, dtype)
 
     def matching(self, values: np.ndarray) -> Callable[[Array], Array]:
-        """Return a function that gives `values` on the device in the type of an array.
+        """Return a function that uploads `values` in the dtype of a given array.
 
-        Each type is uploaded once.
+        It uploads them once per dtype.
         """
         uploaded = cache(lambda dtype: self.to_device(values, dtype))
         return lambda array: uploaded(array.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an array without values."""
+        """Return an uninitialised array."""
         if self.device is None:
             return np.empty(shape, dtype)
         if self.is_on_cpu:
-            # numpy asks for large pages, torch does not. What is filled for the first time
-            # takes less than half of the time then.
+            # numpy asks for large pages and torch does not. Large pages more than halve
+            # the time of the first write.
             return self.xp.from_numpy(np.empty(shape, str(dtype).rpartition(".")[2]))
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
     def full(self, shape: tuple[int, ...], value: float, dtype: Any = None) -> Array:
-        """Return an array that holds `value`, as `dtype` or as `accumulator`."""
+        """Return an array filled with `value`, by default of dtype `accumulator`."""
         array = self.empty(shape, dtype or self.accumulator)
         array[...] = value
         return array
@@ -249,20 +252,20 @@ class Library:
     def to_halves(self, values: Array, halves: Array) -> None:
         """Write `values` in [0, 1], times `half_peak`, to `halves` of type `half`.
 
-        The float32 `values` are overwritten. numpy converts its float16 one by one, so
-        its halves are the bits 13 to 28 of float32: as many of the mantissa as float16
-        has, and more of the exponent. `half_peak` makes the other bits 0.
+        The float32 `values` are overwritten. numpy converts float16 numbers one by one,
+        so for numpy, halves are bits 13 to 28 of float32: as many mantissa bits as
+        float16 has, and more exponent bits. `half_peak` makes the other bits 0.
         """
         values *= self.half_peak
         if self.device is None:
             values = values.view(np.uint32)
-            values += 1 << 12  # which rounds
+            values += 1 << 12  # round to nearest
             values >>= 13
-            values *= values >= 1 << 10  # the rest would be slow to compute with
+            values *= values >= 1 << 10  # subnormal numbers are slow to compute with
         halves[...] = values
 
     def from_halves(self, halves: Array, values: Array) -> None:
-        """Write `halves` to `values` of the same shape, float32."""
+        """Convert `halves` to float32, and write them to `values` of the same shape."""
         if self.device is not None:
             values[...] = halves
             return
@@ -275,8 +278,8 @@ class Library:
     ) -> Iterator[Array]:
         """Yield `blocks` of at most `rows` rows on the device, as float32.
 
-        A card gets them by two pinned buffers and a second stream, so that reading,
-        copying and computing go on at the same time.
+        A GPU receives them through two pinned buffers and a second stream, so that
+        reading, copying and computing overlap.
         """
         import torch
 
@@ -291,17 +294,17 @@ class Library:
         computing = torch.cuda.current_stream(device)
         waiting = deque[torch.cuda.Event]()
         for number, block in enumerate(blocks):
-            side = number % 2
-            if number > 1:
-                copies[side].synchronize()
-            pinned = buffers[side][: len(block)]
-            with warnings.catch_warnings():  # torch warns of a read-only map
+            slot = number % 2
+            if number > 1:  # wait until the buffer's last block has been copied
+                copies[slot].synchronize()
+            pinned = buffers[slot][: len(block)]
+            with warnings.catch_warnings():  # torch warns about a read-only map
                 warnings.simplefilter("ignore", UserWarning)
-                # torch copies by all cores, numpy by one.
+                # torch copies on all cores, numpy on one.
                 pinned.copy_(torch.from_numpy(as_torch_reads(block)))
             with torch.cuda.stream(copying):
                 uploaded = pinned.to(device, non_blocking=True)
-                copies[side].record(copying)
+                copies[slot].record(copying)
             computing.wait_stream(copying)
             uploaded.record_stream(computing)
             yield uploaded
@@ -314,9 +317,9 @@ class Library:
 
 @cache
 def find_device(name: str) -> torch.device:
-    """Return the torch device called `name`; each is tried once.
+    """Return the torch device called `name`, after trying it once.
 
-    Raises InputError if it cannot be used here.
+    Raises InputError if the device is not usable here.
     """
     import torch
 
@@ -325,7 +328,7 @@ def find_device(name: str) -> torch.device:
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0]
-        if "device type" in reason:  # torch lists all it has ever heard of
+        if "device type" in reason:  # torch lists every device type it knows
             reason = "known are cuda, mps and cpu"
         raise InputError(
             f"device {name!r} is not usable here ({reason}); use 'auto' or 'cpu'"
@@ -334,7 +337,7 @@ def find_device(name: str) -> torch.device:
 
 
 def as_torch_reads(block: np.ndarray) -> np.ndarray:
-    """Return `block` with byte order, row order and type that torch has."""
+    """Return `block` in a byte order, row order and dtype that torch supports."""
     dtype = block.dtype.newbyteorder("=")
     if dtype.itemsize > 8:  # longdouble
         dtype = np.dtype(np.float32)
@@ -342,28 +345,29 @@ def as_torch_reads(block: np.ndarray) -> np.ndarray:
 
 
 def to_host(array: Array) -> np.ndarray:
-    """Return `array` in memory of the processor. A device ends its work first."""
+    """Return `array` in CPU memory. A device finishes its work first."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
 def view(array: Array) -> np.ndarray:
-    """Return an array in memory of the processor as numpy's, without a copy."""
+    """Return an array that is in CPU memory as a numpy array, without a copy."""
     return array if isinstance(array, np.ndarray) else array.numpy()
 
 
 def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
     """Return `rows` [b, d] times `columns` [d, m] or [d], at full precision.
 
-    A program may allow TF32 or bfloat16 products for its training; ten bits of mantissa
-    over tau are not enough here. The setting belongs to the whole process, so it is
-    read and never changed. Where it allows less than float32, the product is done in
-    float64. It is read again afterwards, since another thread may have changed it.
+    A program may allow TF32 or bfloat16 products for training, but ten bits of mantissa
+    are not enough here, where products are divided by tau. The setting belongs to the
+    whole process, so it is read and never changed. If it allows less than float32, the
+    product is computed in float64. It is read again after the product, since another
+    thread may have changed it.
     """
     if isinstance(rows, np.ndarray):
         return np.matmul(rows, columns, out=out)
     import torch
 
-    # A product with a vector has no TF32 on a card; on a CPU it may be in bfloat16.
+    # A GPU never multiplies by a vector in TF32, but a CPU may do so in bfloat16.
     is_safe = rows.device.type == "cuda" and columns.ndim == 1
     if is_safe or not reduces_precision(rows):
         result = torch.matmul(rows, columns, out=out)
@@ -374,15 +378,14 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
 
 
 def reduces_precision(factor: torch.Tensor) -> bool:
-    """Return True if torch may multiply such tensors at less than their precision."""
+    """Return True if torch may multiply `factor` at less than its precision."""
     import torch
 
     backends = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda}
     backend = backends.get(factor.device.type)
     if backend is None or factor.dtype is not torch.float32:
         return False
-    # From torch 2.9 on each backend has its own setting, and to ask for the common one
-    # can be an error.
+    # From torch 2.9 on, each backend has a setting; reading the common one may fail.
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
     if precision is None:
         return torch.get_float32_matmul_precision() != "highest"
@@ -418,8 +421,8 @@ def bank_halves(bank: torch.Tensor) -> torch.Tensor:
 def multiply_halves(rows: Array, bank: Array, out: Array) -> Array:
     """Write the float32 product of unit vectors `rows` [b, d] and a bank to `out`.
 
-    `bank` is as `bank_halves` gives it. low.high + high.low + high.high is exact to
-    some 1e-7, at a quarter of the time of a float32 product.
+    `bank` comes from `bank_halves`. low.high + high.low + high.high is exact to some
+    1e-7, and takes a quarter of the time of a float32 product.
     """
     import torch
 

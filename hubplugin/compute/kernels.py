@@ -1,9 +1,9 @@
-"""The weighted log-sum-exp over a bank as one Triton kernel.
+"""Compute the weighted log-sum-exp over a bank in one Triton kernel.
 
-A tile of similarities never leaves the registers. It takes unit vectors alone. An inner
-product in float32 is three products of halves: x = high + low, each of 11 bits, so that
-high.high + high.low + low.high is exact to about 1e-7, at the speed of half-precision
-products.
+The kernel accepts unit vectors only, and a tile of similarities never leaves the
+registers. A float32 inner product becomes three half-precision products: x = high +
+low, with 11 bits each, so high.high + high.low + low.high is exact to about 1e-7, at
+the speed of half-precision products.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 LOG2E = tl.constexpr(math.log2(math.e))
 
 LOWEST = tl.constexpr(-1e30)
-"""A finite stand-in for minus infinity, whose differences are numbers."""
+"""A finite stand-in for minus infinity, so that differences are not NaN."""
 
 ROWS = 128
-"""Targets of a program's tile."""
+"""Targets in a program's tile."""
 
 DEPTH = 32
-"""Components of a program's tile."""
+"""Components in a program's tile."""
 
 COLUMNS = {8: 128, 9: 256, 10: 128}
-"""Bank rows of a program's tile, by compute capability. On 9.x a prototype with 256
-took a quarter of a float32 product (H200). On 8.x so many spill registers; 10.x has
-half of the tensor memory that they take. All of it was compiled for each card, and runs
-in the tests."""
+"""Bank rows in a program's tile, by compute capability. On 9.x, a prototype with 256
+took a quarter of the time of a float32 product (H200). On 8.x, 256 spill registers;
+10.x has half the tensor memory that 256 need. The kernel was compiled for each GPU, and
+runs in the tests."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -80,9 +80,9 @@ def log_sum_exp(
     """Return LSE_u( scale * t.b_u + bias_u ) of unit vectors in halves: float32 [n].
 
     Args:
-        targets: t [n, d], as `split` gives it.
-        bank: b [m, d], likewise.
-        bias: [m].
+        targets: The halves of t [n, d], as returned by `split`.
+        bank: The halves of b [m, d].
+        bias: The addend of each bank row, [m].
         scale: The factor of the similarities.
     """
     n, d = targets[0].shape
@@ -90,12 +90,12 @@ def log_sum_exp(
     device = targets[0].device
     out = torch.empty(n, device=device)
     log2e = math.log2(math.e)
-    capability = 8  # also of the interpreter
+    capability = 8  # also for Triton's interpreter
     if device.type == "cuda":
         capability, _ = torch.cuda.get_device_capability(device)
     _tell_of_compiling()
     run: Any = _log_sum_exp[(triton.cdiv(n, ROWS),)]
-    # Triton launches on the current card, wherever the tensors lie.
+    # Triton launches on the current GPU, wherever the tensors are.
     with torch.cuda.device_of(targets[0]):
         run(
             *targets, *bank, (bias * log2e).float(), out, n, m, scale * log2e, d, ROWS,
@@ -106,4 +106,6 @@ def log_sum_exp(
 
 @cache
 def _tell_of_compiling() -> None:
-    logger.info("the fused kernel is compiled at its first use on a machine: seconds")
+    logger.info(
+        "compiling the fused kernel takes seconds at its first use on a machine"
+    )

@@ -1,8 +1,8 @@
-"""Reductions over a bank for each target, and the answers of a bank.
+"""Reduce a bank's similarities for each target, and find the answers of a bank.
 
-A fit takes two passes over the similarities. The first finds the nearest target of each
-query (`find_answers`), the second reduces what the answers leave (`reduce`,
-`sinkhorn`). Values return from a device once a pass.
+A fit makes two passes over the similarities. The first finds the nearest target of each
+query (`find_answers`). The second reduces the similarities without the answers
+(`reduce`, `sinkhorn`). Values are copied from a device once per pass.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hubplugin.vectors import Vectors
 logger = logging.getLogger(__name__)
 
 GROUP = 8
-"""Columns of a group. A card looks at the largest of each group first: the k largest of
-a row lie in the k groups with the largest maxima, and in the columns that belong to
-none. Columns of a group lie apart, so that a card reads neighbouring groups
+"""Columns in a group. A GPU first finds the largest value of each group: the k largest
+of a row lie in the k groups with the largest maxima, or in the columns outside all
+groups. The columns of a group lie apart, so that a GPU reads neighbouring groups
 together."""
 
 
@@ -48,19 +48,19 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
 def topk_mean(s: Array, k: int, library: Library) -> Array:
     """Return the mean of the `k` largest of every row of `s` [b, m]: [b].
 
-    It is of all that are not hidden if these are fewer.
+    If fewer than `k` are not hidden, it is the mean of these.
     """
     xp = library.xp
     values = s if k >= s.shape[1] else topk_values(s, k, library)
     is_there = values > -math.inf
     total = xp.sum(xp.where(is_there, values, 0.0), axis=1)
-    # Of none at all it is NaN, which is refused where offsets are checked.
+    # If all are hidden, the mean is NaN, which the check of offsets refuses.
     with np.errstate(invalid="ignore"):
         return total / xp.sum(is_there, axis=1)
 
 
 def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
-    """Return exp(x - peak) in the place of `x` [b, m], and the peak [b] of each row."""
+    """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row."""
     xp = library.xp
     # The peak stays finite if every entry is hidden: -inf - -inf is NaN.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
@@ -69,15 +69,15 @@ def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
 
 
 def log_sum_exp(x: Array, library: Library) -> Array:
-    """Return LSE over the rows of `x` [b, m], which is overwritten: [b]."""
+    """Return the LSE of each row of `x` [b, m], which is overwritten: [b]."""
     values, peak = exponentials(x, library)
-    with np.errstate(divide="ignore"):  # the log of 0 is refused with the offsets
+    with np.errstate(divide="ignore"):  # the check of offsets refuses a log of 0
         return library.xp.log(library.xp.sum(values, axis=1)) + peak
 
 
 @dataclass(frozen=True)
 class LogSum:
-    """LSE_u( s(b_u, t)/tau + log_weights_u ); log_weights [m], 0 where None."""
+    """LSE_u( s(b_u, t)/tau + log_weights_u ), with log_weights [m]; None means 0."""
 
     tau: float
     log_weights: np.ndarray | None = None
@@ -99,10 +99,10 @@ def reduce(
     """Reduce the similarities of every target, in one pass over them.
 
     Args:
-        similarities: Those of the bank.
-        targets: [n, d].
-        reductions: A `LogSum` may only be the last, since it overwrites the tiles.
-        answers: The thresholds of answers, which are hidden, as in `tiles`.
+        similarities: The similarities of the bank.
+        targets: The targets [n, d].
+        reductions: Only the last may be a `LogSum`, since it overwrites the tiles.
+        answers: The thresholds of the answers to hide, as in `Similarities.tiles`.
 
     Returns:
         The value of each reduction for every target: float64 [n] each.
@@ -119,8 +119,7 @@ def reduce(
         tau = last.tau
         if last.log_weights is not None:
             log_weights = library.matching(last.log_weights)
-    # Allocated once: small arrays that are kept between large temporary blocks fragment
-    # the memory.
+    # Allocate once: small arrays kept between large temporary blocks fragment memory.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
     for tile in similarities.tiles(targets, "offsets", scale=1 / tau, answers=answers):
         x = tile.s
@@ -137,11 +136,11 @@ def reduce(
 def fuse_log_sum(
     similarities: Similarities, targets: Vectors, log_sum: LogSum
 ) -> np.ndarray | None:
-    """Compute a log-sum-exp by one kernel, in which no similarity reaches memory.
+    """Compute a log-sum-exp in one kernel that writes no similarity to memory.
 
     Returns:
-        float64 [n]. None if there is no kernel for the card or it cannot run, and for
-        vectors that are not of unit length.
+        float64 [n]. None if no kernel exists for the GPU, if it cannot run, or if the
+        vectors are not of unit length.
     """
     library = similarities.library
     device = library.device
@@ -170,7 +169,7 @@ def fuse_log_sum(
         except Exception as error:
             if start:
                 raise
-            logger.warning("no fused kernel on this card, torch serves: %s", error)
+            logger.warning("no fused kernel on this GPU, torch is used: %s", error)
             return None
         similarities.compute.report("offsets", stop, targets.rows)
     return to_host(values).astype(np.float64)
@@ -179,19 +178,19 @@ def fuse_log_sum(
 # Answers
 
 SMALLEST_LOG = 20
-"""Fewest bank queries, and targets, for answers to be hidden: too little would
-remain."""
+"""The fewest bank queries, and targets, for answers to be hidden. With fewer, too
+little would remain."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of a bank in a gallery, as far as similarity tells them.
+    """The answers of a bank in a gallery, as far as similarity shows them.
 
-    thresholds: The similarity of each bank query's nearest target, of gallery and
-        target bank [m]. What reaches it counts as an answer, also a target that comes
-        later.
+    thresholds: The similarity of each bank query and its nearest target, from gallery
+        and target bank [m]. Any target that reaches it counts as an answer, even one
+        added later.
     weights: 1 over the number of bank queries with the same nearest target [m], so that
-        what was asked for in many paraphrases counts once.
+        a target that was asked for in many paraphrases counts once.
     """
 
     thresholds: np.ndarray
@@ -199,9 +198,9 @@ class Answers:
 
     @classmethod
     def by_nearest(cls, thresholds: np.ndarray, nearest: np.ndarray) -> Answers:
-        """Return the answers, from what `nearest_targets` returns."""
+        """Return the answers, from the results of `nearest_targets`."""
         _, place, count = np.unique(nearest, return_inverse=True, return_counts=True)
-        # A hub is no answer: the queries that find it ask for others.
+        # A hub is not an answer: the queries that find it ask for other targets.
         count[count > MOST_ANSWERS * len(nearest)] = 1
         return cls(thresholds, 1.0 / count[place.reshape(-1)])
 
@@ -212,39 +211,54 @@ def nearest_targets(
     """Find the nearest target of every bank row among all `columns`, in one pass.
 
     Returns:
-        Its similarity and its number, counted through all columns, the first of several
-        that are as near (see `ANSWER_SLACK`): float64 and int64 [m].
+        The similarity of the nearest target, float64 [m], and its row, counted across
+        all columns, int64 [m]. Of near-equal targets (see `ANSWER_SLACK`), it is the
+        first.
     """
     library = similarities.library
     xp = library.xp
-    similarity = library.full((similarities.m,), -math.inf)
-    rows = library.full((similarities.m,), 0, xp.int64)
+    best = library.full((similarities.m,), -math.inf)
+    best_row = library.full((similarities.m,), 0, xp.int64)
     first = 0
     for targets in columns:
         for tile in similarities.tiles(targets, "answers of the bank"):
+            tile_best = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
+            # A new row wins only if it beats the best so far by more than the slack, so
+            # the first of near-equal targets keeps its place.
+            threshold = similarities.lower(tile_best)
+            is_nearer = threshold > best
             start = first + tile.rows.start
-            highest = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
-            least = similarities.lower(highest)
-            is_nearer = least > similarity
-            if library.is_on_cpu:
-                nearer = np.flatnonzero(view(is_nearer))  # few, after the first tiles
-                reaches = view(tile.s)[:, nearer] >= view(least)[nearer]
-                view(rows)[nearer] = reaches.argmax(axis=0) + start
-            else:
-                # As bytes: for int64 of a tile's size there is no room.
-                reaches = (tile.s >= least).view(xp.uint8)
-                rows = xp.where(is_nearer, reaches.argmax(dim=0) + start, rows)
-            similarity = xp.maximum(similarity, highest)
+            tile_rows = start + first_reaching(tile.s, threshold, is_nearer, library)
+            best_row = xp.where(is_nearer, tile_rows, best_row)
+            best = xp.maximum(best, tile_best)
         first += targets.rows
-    return to_host(similarity).astype(np.float64), to_host(rows)
+    return to_host(best).astype(np.float64), to_host(best_row)
+
+
+def first_reaching(
+    s: Array, threshold: Array, is_wanted: Array, library: Library
+) -> Array:
+    """Return the first row of `s` [b, m] to reach each `threshold`: int64 [m].
+
+    On a CPU, columns that are not wanted get 0.
+    """
+    xp = library.xp
+    if not library.is_on_cpu:
+        # As bytes: int64 numbers of a tile's size would not fit in memory.
+        return (s >= threshold).view(xp.uint8).argmax(dim=0)
+    rows = library.full((s.shape[1],), 0, xp.int64)
+    wanted = np.flatnonzero(view(is_wanted))  # few, after the first tiles
+    reaches = view(s)[:, wanted] >= view(threshold)[wanted]
+    view(rows)[wanted] = reaches.argmax(axis=0)
+    return rows
 
 
 def find_answers(
     similarities: Similarities, columns: Sequence[Vectors]
 ) -> Answers | None:
-    """Return the answers of a bank among all `columns`, in one pass.
+    """Find the answers of a bank among all `columns`, in one pass.
 
-    None if bank or targets are too few.
+    Return None if the bank or the targets are too few.
     """
     if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST_LOG:
         return None

@@ -1,8 +1,8 @@
-"""Every query against every target, once.
+"""Compare every query with every target, in one pass.
 
-The gallery streams past the queries in blocks, which `similarities` multiplies. A pass
-feeds collectors, such as the nearest targets; any number of candidate corrections are
-looked at together. On a card everything stays there until the pass is over.
+The gallery is read in blocks, which `similarities` multiplies with the queries. A pass
+feeds collectors, such as `TopK`, for any number of candidate corrections at once. On a
+GPU, all results stay on the device until the pass is over.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Vectors, take_rows
 
 TIE = 8
-"""Float steps, at the size of the largest score, within which two scores tie: a product
-gives copies of one vector slightly different bits, by their place in the matrix."""
+"""Float steps, at the size of the largest score, within which two scores tie. A product
+gives copies of a vector slightly different bits, depending on their place in the
+matrix."""
 
 
 @dataclass(frozen=True)
 class Pass:
     """One pass of all queries over all targets.
 
-    similarities: Those of the queries.
-    targets: [n, d].
-    offsets: One row a candidate correction [c, n].
+    similarities: The similarities of the queries.
+    targets: The targets [n, d].
+    offsets: One row per candidate correction, [c, n].
     """
 
     similarities: Similarities
@@ -42,10 +43,10 @@ class Pass:
 class Scores:
     """Corrected scores of all queries against some targets, under one candidate.
 
-    candidate: Its number.
-    start: The first of the targets.
-    s: [q, b].
-    tie: Scores that differ by less cannot be told apart.
+    candidate: The number of the candidate.
+    start: The row of the first target.
+    s: The scores [q, b].
+    tie: The difference below which two scores cannot be told apart.
     """
 
     candidate: int
@@ -55,10 +56,10 @@ class Scores:
 
 
 def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `k` largest of every row of `s` [b, m], the largest first, k <= m.
+    """Return the `k` <= m largest of every row of `s` [b, m], the largest first.
 
     Returns:
-        Values and columns, [b, k] each.
+        The values and their columns, [b, k] each.
     """
     s = to_host(s)
     if k == 1:
@@ -72,7 +73,7 @@ def topk(s: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Collector(ABC):
-    """A figure that a search finds out."""
+    """A figure that is computed from the scores of a search."""
 
     @abstractmethod
     def begin(self, whole: Pass) -> None:
@@ -80,18 +81,18 @@ class Collector(ABC):
 
     @abstractmethod
     def update(self, scores: Scores) -> None:
-        """Read the scores of one tile under one candidate."""
+        """Process the scores of one tile under one candidate."""
 
     @abstractmethod
     def end(self) -> None:
-        """Bring the result to the host, after the last tile."""
+        """Copy the result to the host, after the last tile."""
 
 
 class TopK(Collector):
     """The k best targets of every candidate and query.
 
-    rows: int64 [c, q, k], the best first; fewer columns if the gallery is smaller.
-    scores: float64 [c, q, k]. Which of two tied targets comes first is arbitrary.
+    rows: int64 [c, q, k], the best first, with a smaller k if the gallery is smaller.
+    scores: float64 [c, q, k]. The order of tied targets is arbitrary.
     """
 
     scores: np.ndarray
@@ -99,9 +100,7 @@ class TopK(Collector):
 
     def __init__(self, k: int):
         if k < 1:
-            raise InputError(
-                f"k={k}: at least the one nearest target must be asked for"
-            )
+            raise InputError(f"k={k}: expected 1 or more")
         self.k = k
 
     def begin(self, whole: Pass) -> None:
@@ -115,27 +114,28 @@ class TopK(Collector):
     def update(self, scores: Scores) -> None:
         best = self._scores[scores.candidate]
         rows = self._rows[scores.candidate]
-        few = min(self.k, scores.s.shape[1])
+        count = min(self.k, scores.s.shape[1])
         if self._library.is_on_cpu:
-            self._update_on_cpu(view(best), view(rows), scores, few)
+            self._update_on_cpu(view(best), view(rows), scores, count)
             return
         xp = self._library.xp
-        values, columns = scores.s.topk(few, dim=1)
+        values, columns = scores.s.topk(count, dim=1)
         values = xp.concat([best, xp.astype(values, best.dtype)], axis=1)
         columns = xp.concat([rows, columns + scores.start], axis=1)
         best[...], order = values.topk(self.k, dim=1)
         rows[...] = columns.gather(1, order)
 
     def _update_on_cpu(
-        self, best: np.ndarray, rows: np.ndarray, scores: Scores, few: int
+        self, best: np.ndarray, rows: np.ndarray, scores: Scores, count: int
     ) -> None:
+        """Merge the `count` best of a tile into `best` and `rows` [q, k], in place."""
         s = view(scores.s)
         # Finding a row's maximum costs a tenth of finding its k best, and most later
-        # tiles hold none of them.
+        # tiles contain none of the k best.
         changed = np.flatnonzero(s.max(axis=1) > best[:, -1])
         if not len(changed):
             return
-        values, columns = topk(s[changed], few)
+        values, columns = topk(s[changed], count)
         values = np.concatenate([best[changed], values], axis=1)
         columns = np.concatenate([rows[changed], columns + scores.start], axis=1)
         order = np.argsort(-values, axis=1, kind="stable")[:, : self.k]
@@ -148,13 +148,14 @@ class TopK(Collector):
 
 
 class TruthCounts(Collector):
-    """Counts of the targets before a true one, for every candidate and true pair.
+    """Counts of the targets ranked before a true one, for every candidate and pair.
 
-    greater: *Other* targets that score higher: int64 [c, p].
-    equal: Other targets that tie: int64 [c, p].
+    greater: The number of *other* targets that score higher, int64 [c, p].
+    equal: The number of other targets that tie, int64 [c, p].
 
     Args:
-        query_rows, target_rows: The pairs [p], ordered by query; any number a query.
+        query_rows, target_rows: The true pairs [p], ordered by query. A query may have
+            any number of them.
     """
 
     greater: np.ndarray
@@ -175,7 +176,7 @@ class TruthCounts(Collector):
         self._reached = library.full(self._true.shape, 0, library.xp.int64)
 
     def _score_pairs(self, similarities: Similarities, targets: Vectors) -> np.ndarray:
-        """Return s(q, t) of each pair by itself, in double precision: float64 [p]."""
+        """Compute s(q, t) of each pair separately, in double precision: float64 [p]."""
         rows, place = np.unique(self.target_rows, return_inverse=True)
         vectors = take_rows(targets, rows, similarities.metric)
         scores = np.empty(len(place))
@@ -201,14 +202,14 @@ class TruthCounts(Collector):
             own = library.to_device(inside), library.to_device(columns[inside])
             rivals[own] = -math.inf
             true = self._true[scores.candidate, pairs]
-            above = library.to_device(true + scores.tie, rivals.dtype)[:, None]
-            least = library.to_device(true - scores.tie, rivals.dtype)[:, None]
+            highest = library.to_device(true + scores.tie, rivals.dtype)[:, None]
+            lowest = library.to_device(true - scores.tie, rivals.dtype)[:, None]
             # Summing truth values as floats is exact below 2^24 and several times as
             # fast as summing booleans.
             truth = xp.empty_like(rivals)
-            greater = xp.greater(rivals, above, out=truth).sum(1)
+            greater = xp.greater(rivals, highest, out=truth).sum(1)
             self._greater[scores.candidate, pairs] += xp.astype(greater, xp.int64)
-            reached = xp.greater_equal(rivals, least, out=truth).sum(1)
+            reached = xp.greater_equal(rivals, lowest, out=truth).sum(1)
             self._reached[scores.candidate, pairs] += xp.astype(reached, xp.int64)
 
     def end(self) -> None:
@@ -225,27 +226,27 @@ def search(
     offsets: np.ndarray | None = None,
     label: str = "ranking",
 ) -> None:
-    """Show every collector all scores s(q, t) + offsets[c, t], in one pass.
+    """Pass all scores s(q, t) + offsets[c, t] to every collector, in one pass.
 
-    Each similarity is computed once, whatever the number of candidates and collectors.
-    Targets are read in blocks, queries stay resident; memory holds one block, one tile
-    and what the collectors keep.
+    Each similarity is computed once for all candidates and collectors. Targets are read
+    in blocks while the queries stay in memory, together with one block, one tile and
+    the results of the collectors.
 
     Args:
-        queries: Prepared [q, d]; what a query map gives keeps its length.
-        targets: [n, d].
+        queries: The prepared queries [q, d]; mapped queries keep their length.
+        targets: The targets [n, d].
         metric: The similarity.
         compute: Device, memory and progress.
-        *collectors: What is to be found out.
-        offsets: One row a candidate correction [c, n]; by default one row of zeros.
-        label: The name of the work, for progress.
+        *collectors: The collectors that receive the scores.
+        offsets: One row per candidate correction, [c, n]; by default a row of zeros.
+        label: The name of the work in progress reports.
     """
     if offsets is None:
         offsets = np.zeros((1, targets.rows), np.float32)
     offsets = np.atleast_2d(offsets)
     if offsets.shape[1] != targets.rows:
         raise InputError(
-            f"offsets have shape {offsets.shape}; expected one a target, "
+            f"offsets have shape {offsets.shape}; expected one per target, "
             f"[candidates, {targets.rows}]"
         )
     similarities = Similarities(queries, metric, compute)
@@ -257,7 +258,7 @@ def search(
         step = float(library.xp.finfo(tile.s.dtype).eps)
         tie = TIE * step * (tile.bound + largest)
         s = library.empty((len(queries), len(tile.s)), tile.s.dtype)
-        s[...] = tile.s.T  # so that the rows of queries are contiguous
+        s[...] = tile.s.T  # a copy, so that each query's row is contiguous
         for candidate, shift in enumerate(offsets):
             shift = library.to_device(shift[tile.rows], tile.s.dtype)
             scores = Scores(candidate, tile.rows.start, s + shift, tie)

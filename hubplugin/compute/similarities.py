@@ -1,14 +1,16 @@
-"""Similarities of a bank and targets, tile by tile: all products of matrices.
+"""Compute the similarities of a bank and targets, tile by tile.
 
-A tile [targets, bank] is one product; under Euclidean, s = b.t - |b|^2/2 - |t|^2/2.
-Every reduction runs along its contiguous rows. A tile is as large as the memory and the
-cache allow; nothing of size bank x targets is held unless the memory has room for it.
+A tile [targets, bank] is one matrix product; for Euclidean distance, s = b.t - |b|^2/2
+- |t|^2/2. Every reduction runs along the contiguous rows of a tile. A tile is as large
+as memory and cache allow; nothing of size bank x targets is held unless memory has room
+for it.
 
-An answer is no hub. A *log* holds queries that people asked of this very gallery. Each
-is near its answer because it was asked for it, not because the answer is a hub, so the
-answer's entry says nothing about hubness, and no sum sees it: t is an answer of the
-bank query u if s(b_u, t) reaches a threshold of u. The answer may be another target
-than the nearest; hiding each target's largest other entry takes care of most of these.
+An answer is not a hub. A *log* holds queries that people asked of this very gallery.
+Each query is near its answer because it asks for it, not because the answer is a hub.
+The entry of an answer therefore says nothing about hubness, and all sums leave it out:
+t is an answer of the bank query u if s(b_u, t) reaches a threshold of u. The true
+answer may be a target other than the nearest. Hiding each target's largest other entry
+covers most of these cases.
 """
 
 from __future__ import annotations
@@ -35,43 +37,42 @@ from hubplugin.metric import Metric, unit_length
 from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
 
 CACHE_BYTES = 8 << 20
-"""The largest tile on a CPU, so that the reductions find it in cache. Measured: within
-5 % of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third
+"""The largest tile on a CPU, so that the reductions find it in the cache. Tiles of 4 to
+16 MiB are within 5 % of the best on two machines; a tile of 512 MiB is a third
 slower."""
 
 TILE_SHARE = 0.2
-"""Share of a card's memory for a tile and what is made of it. The rest is for what a
-Sinkhorn fit keeps."""
+"""Share of a GPU's memory for a tile and the arrays computed from it. The rest is for
+the arrays that a Sinkhorn fit keeps."""
 
 TILE_COPIES = 6
-"""Float32 arrays of a tile's size that a card holds at once: peaks counted by
-`python -m benchmarks.gpu`."""
+"""Float32 arrays of a tile's size that a GPU holds at once, according to the peaks that
+`python -m benchmarks.gpu` counts."""
 
 UNIT = 1.001
-"""The largest length of bank vectors whose products are made of halves."""
+"""The largest length of bank vectors whose products are computed in halves."""
 
 FLOAT32_SIMILARITY = 16.0
-"""The largest similarity for float32 products, which then lose less than 1e-5. Larger
+"""The largest similarity that is computed in float32, with an error below 1e-5. Larger
 ones are computed in float64."""
 
 ANSWER_SLACK = 1e-5
-"""How far below its threshold a similarity still reaches it, beside the larger of 1 and
-the threshold. Products of other shapes, and on other processors, differ by up to 1e-6,
-and so do copies of a text that were embedded in other batches. So all copies of an
-answer are answers, however they were rounded (docs/speed.md)."""
+"""How far below a threshold a similarity still reaches it, relative to the larger of 1
+and the threshold. Products of other shapes, or on other processors, differ by up to
+1e-6, and so do copies of a text that were embedded in other batches. With the slack,
+all copies of an answer are answers, however they were rounded (docs/speed.md)."""
 
 MOST_ANSWERS = 0.1
-"""The largest share of the bank's queries that a target may be the answer of. A target
-that is nearest to more of them is a hub, however it came to be one, and keeps its
-entries."""
+"""The largest share of the bank's queries that one target may answer. A target that is
+nearest to more of them is a hub, whatever made it one, and keeps its entries."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The targets `rows` against every bank row.
+    """The similarities of the targets `rows` and every bank row.
 
-    s: [b, m]; its reader may overwrite it, and the next tile does.
-    bound: At least every |s|.
+    s: The similarities [b, m]. A reader may overwrite them, and the next tile does.
+    bound: A bound that no |s| exceeds.
     """
 
     rows: slice
@@ -80,11 +81,11 @@ class Tile:
 
 
 class Similarities:
-    """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t)`.
+    """A bank [m, d] in memory that yields tiles of `scale * s(b_u, t)` for targets.
 
-    squares: |b_u|^2 [m], about the mean of the bank for distances.
-    longest: The largest |b_u|: 1 by cosine, but for what a query map gives.
-    is_unit: True if products may be made of halves.
+    squares: |b_u|^2 [m]; for Euclidean distance, b_u is taken from the bank's mean.
+    longest: The largest |b_u|: 1 by cosine, unless a query map changed the lengths.
+    is_unit: True if products may be computed in halves.
     """
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
@@ -95,14 +96,14 @@ class Similarities:
         self.m = len(bank)
         self.dim = int(bank.shape[1])
         self._origin: Any = None
-        moved = bank
+        shifted = bank
         if metric is Metric.EUCLIDEAN:
-            # Far from the origin |b|^2 and |t|^2 would swallow the distance.
+            # Far from the origin, rounding of |b|^2 and |t|^2 would hide the distance.
             self._origin = bank.mean(axis=0, dtype=np.float64)
-            moved = bank - self._origin
-        self.squares = np.einsum("jd,jd->j", moved, moved).astype(np.float64)
+            shifted = bank - self._origin
+        self.squares = np.einsum("jd,jd->j", shifted, shifted).astype(np.float64)
         self.longest = math.sqrt(self.squares.max())
-        self._bank = self.library.matching(moved)
+        self._bank = self.library.matching(shifted)
         self._bias = self.library.matching(-self.squares / 2)
         is_short = metric is Metric.COSINE and self.longest <= UNIT
         self.is_unit = is_short and compute.precision == "auto"
@@ -119,12 +120,13 @@ class Similarities:
         """Yield tiles over all targets, in order.
 
         Args:
-            targets: [n, d].
-            label: The name of the work, for progress.
+            targets: The targets [n, d].
+            label: The name of the work in progress reports.
             scale: The factor of all similarities.
-            answers: The thresholds [m] of answers, which become -inf; but see
-                `MOST_ANSWERS`.
-            largest: With answers, the largest other entry of each target becomes -inf.
+            answers: The thresholds [m] of answers, which are set to -inf, except as
+                `MOST_ANSWERS` says.
+            largest: If `answers` are given, also set the largest other entry of each
+                target to -inf.
         """
         library = self.library
         xp = library.xp
@@ -155,7 +157,7 @@ class Similarities:
                 out = outs[dtype][: len(part)]
                 if halves is None:
                     s = multiply(part, self._bank(out).T, out)
-                else:  # which have no room for the scale
+                else:  # halves have no room for the scale
                     s = multiply_halves(part, halves, out)
                     s *= scale
                 if squares is not None:
@@ -168,7 +170,7 @@ class Similarities:
                 self.compute.report(label, stop, targets.rows)
 
     def _measure(self, block: Array) -> tuple[float, Array | None]:
-        """Return a bound of |s(b_u, t)| in a block, and |t|^2 for distances."""
+        """Return a bound of |s(b_u, t)| in a block, and |t|^2 if distance needs it."""
         if self.metric is Metric.COSINE:
             return self.longest, None
         exact = self.library.xp.astype(block, self.library.accumulator)
@@ -181,11 +183,11 @@ class Similarities:
     def blocks(
         self, targets: Vectors, size: int = BLOCK_ROWS
     ) -> Iterator[tuple[int, Array]]:
-        """Yield blocks of at most `size` targets on the device, with their first row.
+        """Yield the first row of each block of up to `size` targets, and the block.
 
-        They are checked, at unit length if the metric is cosine, and moved as the bank
-        is. A card finds what cannot be used after all blocks have been read, so that it
-        need not wait after each.
+        Blocks are validated, normalised for cosine, and shifted by the bank's mean for
+        Euclidean distance. On a GPU, invalid vectors are reported only after the last
+        block, to avoid a synchronisation after each one.
         """
         if targets.dim != self.dim:
             raise InputError(
@@ -206,7 +208,7 @@ class Similarities:
             start += len(block)
 
     def _upload(self, targets: Vectors, size: int) -> Iterator[Array]:
-        """Yield blocks on a card, and raise in the end if one cannot be used."""
+        """Yield blocks on a GPU, and raise after the last one if any is invalid."""
         library = self.library
         xp = library.xp
         is_broken = library.full((), False, xp.bool)
@@ -220,15 +222,15 @@ class Similarities:
             yield block
         if bool(to_host(is_broken)):
             for _ in prepare_blocks(targets, self.metric, size):
-                pass  # until it raises an error that names the row
+                pass  # raises an error that names the row
             raise InputError(f"{targets.name} changed while it was read; read it again")
 
     def lower(self, thresholds: Array) -> Array:
-        """Return `thresholds` [m] lowered by their slack, see `ANSWER_SLACK`.
+        """Return `thresholds` [m] lowered by the slack, see `ANSWER_SLACK`.
 
-        The result lies where they do, in memory or on the device. By Euclidean distance
-        the slack is at least that of |b|^2, b being the row of the bank: rounding |b|^2
-        is what makes such a similarity wrong, however near the target is to b.
+        The result is in memory or on the device, like `thresholds`. For Euclidean
+        distance, the slack is at least that of |b|^2, where b is the bank row: rounding
+        |b|^2 makes such a similarity wrong, however near the target is to b.
         """
         floor: Any = 1.0
         if self.metric is Metric.EUCLIDEAN:
@@ -240,7 +242,7 @@ class Similarities:
     def tile_rows(self) -> int:
         """Return how many targets a tile holds.
 
-        On a CPU two copies fit the memory and one fits the cache.
+        On a CPU, two copies of a tile fit in memory, and one fits in the cache.
         """
         room = int(self.compute.bytes() * TILE_SHARE) // TILE_COPIES
         if self.library.is_on_cpu:
@@ -248,7 +250,7 @@ class Similarities:
         return min(max(room // (self.m * 4), 1), BLOCK_ROWS)
 
     def _block_rows(self) -> int:
-        """Return how many targets are read at a time; on a CPU they fit the cache."""
+        """Return how many targets to read at a time; on a CPU, they fit the cache."""
         if not self.library.is_on_cpu:
             return BLOCK_ROWS
         return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
@@ -256,7 +258,7 @@ class Similarities:
     def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
         """Set answers in `s` [b, m] to -inf, then each row's largest; see `tiles`."""
         most = MOST_ANSWERS * self.m
-        if not self.library.is_on_cpu:  # a card would have to wait for their number
+        if not self.library.is_on_cpu:  # counting the answers would make a GPU wait
             answers = s >= thresholds
             answers &= answers.sum(dim=1, keepdim=True) <= most
             s.masked_fill_(answers, -math.inf)
@@ -265,7 +267,7 @@ class Similarities:
             return
         s = view(s)
         thresholds = view(thresholds)
-        reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # few columns are
+        reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # usually few columns
         rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
         is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
         s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
@@ -274,8 +276,8 @@ class Similarities:
 
 
 def dense(similarities: Similarities, targets: Vectors) -> np.ndarray:
-    """Return s(b_u, t) of every bank row and target at once: float64 [m, n]."""
-    whole = np.empty((similarities.m, targets.rows))
+    """Return s(b_u, t) of every bank row and target as one matrix: float64 [m, n]."""
+    matrix = np.empty((similarities.m, targets.rows))
     for tile in similarities.tiles(targets, "comparing queries with targets"):
-        whole[:, tile.rows] = to_host(tile.s).T
-    return whole
+        matrix[:, tile.rows] = to_host(tile.s).T
+    return matrix

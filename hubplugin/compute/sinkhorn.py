@@ -1,7 +1,8 @@
-"""Sinkhorn in the log domain: one pass over the similarities an iteration.
+"""Run Sinkhorn in the log domain, with one pass over the similarities per iteration.
 
-`Kernel` is exp( s(b_u, t_j)/tau + log alpha_u ), block by block, kept between the
-iterations if there is room. `sinkhorn` iterates, and never asks how the kernel is kept.
+`Kernel` computes exp( s(b_u, t_j)/tau + log alpha_u ) block by block, and keeps it
+between iterations if there is room. `sinkhorn` iterates, and does not depend on how the
+kernel is kept.
 """
 
 from __future__ import annotations
@@ -20,38 +21,40 @@ from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
 
 SAFE_DRIFT = {4: 20.0, 2: 12.0}
-"""The largest change of log alpha that kept exponentials serve, by bytes of a number.
+"""The largest change of log alpha up to which kept exponentials can be used.
 
-What lies below the type's range beside its column's peak (87 in the exponent, for
-halves 26) stays far below it."""
+The key is the number of bytes per exponential. Exponentials that fell below the range
+of their type, compared with their column's peak (87 in the exponent, or 26 for halves),
+stay far below that peak."""
 
 HALF_TERMS = 256
-"""Fewest targets, and different bank rows, for halves. They round each exponential by
-up to 5e-4, which averages out: log alpha comes within 1e-5 of float64's (the tests)."""
+"""The fewest targets, and different bank rows, for halves. These round each exponential
+by up to 5e-4, which averages out: log alpha is within 1e-5 of the float64 result (see
+the tests)."""
 
 HALF_TAU = 0.1
-"""The largest temperature for halves. A log sum of which one term is nearly all is off
-by up to 5e-4, an offset by tau times that."""
+"""The largest temperature for halves. A log sum dominated by one term is off by up to
+5e-4, and an offset by tau times that."""
 
 NARROW = 40.0
-"""Exponents of at most this size do not vanish beside a row's largest in float32, which
+"""The largest exponents that do not vanish beside a row's peak in float32, whose range
 ends at exp(-87)."""
 
 KEPT_SHARE = 0.8
-"""Share of the memory for what is kept between iterations. The rest is for the sample,
-blocks of targets and tiles."""
+"""Share of the memory for the exponentials kept between iterations. The rest is for the
+sample, blocks of targets and tiles."""
 
 BLOCK_BYTES = 1 << 20
 """Bytes of float32 exponentials that a thread reads at a time, so that the second
-product of an iteration finds them in the cache of a core. Measured where that is 2 MiB
-(Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
+product of an iteration finds them in the cache of a core. With a cache of 2 MiB (Intel,
+AMX), 0.5 to 1.5 MiB are equally fast, and 2 MiB are a tenth slower."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """Targets that Sinkhorn scales.
 
-    mass: How many targets each stands for in a sample.
+    mass: How many targets each of them stands for, if they are a sample.
     """
 
     targets: Vectors
@@ -62,11 +65,11 @@ class Columns:
 class Scaling:
     """The result of `sinkhorn`.
 
-    log_alpha: float64 [m].
-    log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first columns, float64 [n], to
-        5e-4 if exponentials were kept in halves; None if none were kept.
+    log_alpha: The log of alpha, float64 [m].
+    log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first columns, float64 [n],
+        within 5e-4 if exponentials were kept in halves. None if none were kept.
     topk_means: The mean of the k largest s(b_u, t) of the first columns, float64 [n].
-        None if not asked for.
+        None without k.
     """
 
     log_alpha: np.ndarray
@@ -75,9 +78,9 @@ class Scaling:
 
 
 def count_cacheable(m: int, compute: Compute, tau: float) -> int:
-    """Return how many targets have room beside a bank of `m` at `tau`.
+    """Return how many targets fit in memory with a bank of `m` queries at `tau`.
 
-    One product then serves all iterations.
+    One matrix product then serves all iterations.
     """
     width = 2 if tau <= HALF_TAU else 4
     return int(KEPT_SHARE * compute.bytes()) // (m * width)
@@ -91,13 +94,13 @@ class Kernel:
     with w = exp(change of log alpha), instead of multiplying matrices.
 
     Args:
-        similarities: Those of the bank.
+        similarities: The similarities of the bank.
         columns: The targets; the first are the gallery.
         tau: The temperature.
-        answers: The thresholds of answers [m], which are hidden, as in
-            `Similarities.tiles`; the largest others are hidden in the gallery alone.
-        k: See `Scaling.topk_means`.
-        distinct: How many of the bank rows differ.
+        answers: The thresholds [m] of the answers to hide, as in `Similarities.tiles`.
+            The largest other entries are hidden in the gallery only.
+        k: The k of `Scaling.topk_means`.
+        distinct: The number of distinct bank rows.
     """
 
     def __init__(
@@ -124,8 +127,8 @@ class Kernel:
         self.topk_means: Array = None
         if k is not None:
             self.topk_means = library.empty((self._gallery,), library.accumulator)
-        self._reference = np.zeros(similarities.m)  # the log alpha of what is kept
-        self._drift = 0.0  # its change that is safe; 0 if nothing is kept
+        self._reference = np.zeros(similarities.m)  # log alpha of the kept exponentials
+        self._drift = 0.0  # the safe change of log alpha; 0 if nothing is kept
         types = {4: library.xp.float32}
         if min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU:
             types[2] = library.half
@@ -167,8 +170,8 @@ class Kernel:
         """Return each bank row's share of the mass of all targets: float64 [m].
 
         Args:
-            log_alpha: [m].
-            label: The name of the work, for progress.
+            log_alpha: The log of alpha [m].
+            label: The name of the work in progress reports.
         """
         total = self._library.full((self._similarities.m,), 0.0)
         for rows, values, weights in self._blocks(log_alpha, label):
@@ -179,7 +182,7 @@ class Kernel:
     def log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
         """Return LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery [n].
 
-        None if that would need products of matrices.
+        Return None if that would need matrix products.
         """
         if not self._serves(log_alpha):
             return None
@@ -192,7 +195,7 @@ class Kernel:
         return to_host(sums[: self._gallery]) + change
 
     def _serves(self, log_alpha: np.ndarray) -> bool:
-        """Return True if what is kept serves another log alpha."""
+        """Return True if the kept exponentials can be used for `log_alpha`."""
         change = float(np.ptp(log_alpha - self._reference))
         return self._drift > 0 and change <= self._drift
 
@@ -201,8 +204,8 @@ class Kernel:
     ) -> Iterator[tuple[slice, Array, Array]]:
         """Yield K in order, as rows, values [b, m] and weights w [m].
 
-        values * w is K but for a factor of each row, see `_log_scale`, and one of all.
-        A block may overwrite the one before.
+        values * w is K up to a factor for each row, see `_log_scale`, and one for all.
+        A block may overwrite the previous one.
         """
         library = self._library
         m = self._similarities.m
@@ -234,7 +237,7 @@ class Kernel:
             self._similarities.compute.report(label, rows.stop, self._n)
 
     def _exponents(self, label: str) -> Iterator[tuple[slice, Array]]:
-        """Yield the rows and s/tau [b, m] of all columns; what is hidden is -inf."""
+        """Yield the rows and s/tau [b, m] of all columns; hidden entries are -inf."""
         first = 0
         for part in self._columns:
             for tile in self._similarities.tiles(
@@ -245,11 +248,11 @@ class Kernel:
                 largest=not first,
             ):
                 rounding = tile.bound * self._library.xp.finfo(tile.s.dtype).eps
-                if not rounding < 1:  # nor is NaN
+                if not rounding < 1:  # also if it is NaN
                     raise InputError(
                         f"tau={self._tau:.4g} is out of proportion to the similarities "
-                        "of these vectors: it is below their rounding; use a larger "
-                        "one, such as the default"
+                        "of these vectors: it is below their rounding error; use a "
+                        "larger tau, such as the default"
                     )
                 yield slice(first + tile.rows.start, first + tile.rows.stop), tile.s
             first += part.targets.rows
@@ -279,36 +282,40 @@ def sinkhorn(
 ) -> Scaling:
     """Run Sinkhorn over all columns: DBSN algorithm A1 in the log domain.
 
-    From log beta_j = log w_j:
+    Start from log beta_j = log w_j, and iterate:
 
         log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
-    v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`.
-    w_j is the mass of target j; n is the sum of them.
+    v_u is the mass of bank row u: 1/m, or in proportion to the weights of `answers`.
+    w_j is the mass of target j, and n is the sum of all w_j.
 
-    The log beta that ends the last iteration reads only log alpha. It is a weighted
-    log-sum-exp over any targets and is left to the caller. One pass over the
-    similarities
-    is one iteration: a block of K gives its beta = w / (n K 1), and K' beta is the
-    block's share of the next log alpha. No row of that product can underflow: each log
-    alpha gives every bank row a share of 1/m over n columns, so some target holds at
-    least 1/(m n) of it beside a column total of at most 1.
+    The log beta of the last iteration depends only on log alpha. It is a weighted
+    log-sum-exp over any targets, and is left to the caller.
+
+    One pass over the similarities is one iteration: a block of K gives its beta = w /
+    (n K 1), and K' beta is the block's share of the next log alpha. No row of that
+    product can underflow: each log alpha gives every bank row a share of 1/m over n
+    columns, so some target holds at least 1/(m n) of it, in a column whose total is at
+    most 1.
 
     Args:
-        similarities: Those of the bank.
+        similarities: The similarities of the bank.
         columns: The targets; the first are the gallery.
         tau: The temperature, in units of the similarity.
         iterations: The number of passes.
-        same: The first bank row that equals each [m].
-        answers: The pairs that no sum sees; in the gallery nor each target's largest.
-        k: The first pass gives the mean of the k largest of each target, too.
+        same: The first bank row that equals each bank row, [m].
+        answers: The answers, which all sums leave out. In the gallery, sums also leave
+            out the largest other entry of each target.
+        k: If given, the first pass also computes the mean of the k largest entries of
+            each target.
 
     Returns:
-        log alpha, and what else the passes gave.
+        log alpha, and the other results of the passes.
 
     Raises:
-        InputError: tau is below the rounding of the similarities; a row may underflow.
+        InputError: tau is below the rounding error of the similarities, so that a row
+            may underflow.
     """
     n = sum(part.targets.rows * part.mass for part in columns)
     thresholds = None
@@ -318,7 +325,7 @@ def sinkhorn(
         weights = answers.weights
     kernel = Kernel(similarities, columns, tau, thresholds, k, len(np.unique(same)))
     log_mass = np.log(weights / weights.sum())
-    with np.errstate(divide="ignore"):  # a bank row has no share if all of it is hidden
+    with np.errstate(divide="ignore"):  # an entirely hidden bank row has no share
         log_alpha = _balance(log_mass, kernel.first_log_sums(), same)
         for iteration in range(2, iterations + 1):
             label = f"Sinkhorn iteration {iteration} of {iterations}"
@@ -333,14 +340,14 @@ def sinkhorn(
 def _balance(
     log_alpha: np.ndarray, log_sums: np.ndarray, same: np.ndarray
 ) -> np.ndarray:
-    """Return `log_alpha` less `log_sums` [m], the same for all copies of a query.
+    """Return `log_alpha` minus `log_sums` [m], made equal for all copies of a query.
 
-    Of two copies that are the largest of a target it is chance which one is hidden, and
-    another one may be where the model is asked later. One weight for all copies, by the
-    mean of their sums, makes that change nothing. An infinite weight, of a row of which
-    all is hidden, is read by no sum; the smallest takes its place.
+    If two copies are both the largest entry of a target, chance decides which one is
+    hidden, and later use of the model may hide the other. Equal weights for all copies,
+    from the mean of their sums, make the choice irrelevant. An entirely hidden row has
+    an infinite weight, which no sum uses; the smallest weight replaces it.
 
-    same: See `sinkhorn`.
+    same: The first bank row that equals each bank row, [m].
     """
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums)

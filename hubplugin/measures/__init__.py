@@ -1,1 +1,1 @@
-"""Figures of a ranking: hubness, recall of what is true, and how sure both are."""
+"""Measure rankings: hubness, recall of true targets, and the certainty of both."""

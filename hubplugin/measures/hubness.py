@@ -1,4 +1,4 @@
-"""How unevenly a search finds its targets: statistics of the k-occurrence.
+"""Measure how unevenly a search finds its targets, from the k-occurrence.
 
 The k-occurrence N_k(t) is the number of queries that have the target t among their k
 nearest (Radovanovic et al. 2010). Over n targets and q queries its mean is always
@@ -18,22 +18,22 @@ def k_occurrence(hits: np.ndarray, targets: int) -> np.ndarray:
 
     Args:
         hits: The rows of the targets that each query finds [q, k].
-        targets: How many targets there are.
+        targets: The number of targets.
     """
     return np.bincount(np.asarray(hits).reshape(-1), minlength=targets)
 
 
 def add_never_found(occurrence: np.ndarray, targets: int) -> np.ndarray:
-    """Return the k-occurrence of all `targets`, from that of those found at all."""
+    """Return `occurrence` with zeros added up to the number of `targets`."""
     return np.pad(occurrence, (0, max(targets - len(occurrence), 0)))
 
 
 def skewness(occurrence: np.ndarray) -> float:
     """Return the third standardised moment of N; 0 if all N are equal.
 
-    mean((N - mean)^3) / std^3 with the population's std, as in Radovanovic et al. 2010,
-    QB-Norm table 3 and DBSN table 5: scipy.stats.skew with its default bias=True. 0 is
-    symmetric; what users call hubness is above 1.
+    It is mean((N - mean)^3) / std^3 with the population's std, as in Radovanovic et al.
+    2010, QB-Norm table 3 and DBSN table 5; scipy.stats.skew computes it with the
+    default bias=True. 0 means symmetric, and users speak of hubness above 1.
     """
     if not np.ptp(occurrence):
         return 0.0
@@ -45,9 +45,9 @@ def skewness(occurrence: np.ndarray) -> float:
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     """Return the skewness expected if each query finds `k` of the `targets` at random.
 
-    N is then binomial: (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. A correction stays
-    below this value only by luck; it is large for few queries. Return 0 if every query
-    finds all targets.
+    N is then binomial, with the skewness (1 - 2p) / sqrt(q p (1 - p)) for p = k / n. A
+    correction can get below this value only by luck. It is large for few queries, and 0
+    if every query finds all targets.
     """
     p = min(k, targets) / targets
     variance = queries * p * (1 - p)
@@ -81,7 +81,7 @@ class Hubness:
 
 
 def count_targets(occurrence: np.ndarray) -> dict[int, int]:
-    """Return how many targets have each N in `occurrence` [n], by N."""
+    """Return the number of targets for each N in `occurrence` [n]."""
     values, times = np.unique(occurrence, return_counts=True)
     return dict(zip(values.tolist(), times.tolist(), strict=True))
 
@@ -89,7 +89,7 @@ def count_targets(occurrence: np.ndarray) -> dict[int, int]:
 def hubs(occurrence: np.ndarray, count: int) -> np.ndarray:
     """Return the rows of the `count` targets with the largest N, the largest first.
 
-    Equals come in the order of their rows: int64 [min(count, n)].
+    Targets with equal N keep the order of their rows: int64 [min(count, n)].
     """
     return np.argsort(-occurrence, kind="stable")[:count]
 
@@ -102,11 +102,11 @@ def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 MOST = 0.01
-"""The share of the targets that "the most found" are, in words for users."""
+"""The share of the targets that messages call "the most found"."""
 
 
 def most_found(targets: int) -> int:
-    """Return how many of so many targets are "the most found": at least one."""
+    """Return how many of `targets` count as "the most found": at least one."""
     return max(1, round(MOST * targets))
 
 
@@ -120,23 +120,23 @@ def share_of_most_found(occurrence: np.ndarray) -> float:
 
 
 def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """Return `share_of_most_found` expected if each query finds any `k` of `targets`."""
+    """Return `share_of_most_found` as expected if queries find `k` random targets."""
     share = most_found(targets) / targets
     p = min(k, targets) / targets
-    chances = binomial(queries, p)[::-1]  # of the largest N first
+    chances = binomial(queries, p)[::-1]  # the largest N comes first
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
     return float(counted @ np.arange(queries, -1, -1)) / (queries * p)
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:
-    """Return `anti_hub_share` expected if each query finds any `k` of `targets`."""
+    """Return `anti_hub_share` as expected if queries find `k` random targets."""
     return float((1 - min(k, targets) / targets) ** queries)
 
 
 def largest_by_chance(queries: int, k: int, targets: int) -> int:
-    """Return the largest N expected if each query finds any `k` of `targets`.
+    """Return the largest N to expect if queries find `k` random targets.
 
-    One in twenty such galleries has a larger one.
+    One in twenty such galleries exceeds it.
     """
     chances = binomial(queries, min(k, targets) / targets)
     as_large = chances[::-1].cumsum()[::-1]
@@ -144,11 +144,11 @@ def largest_by_chance(queries: int, k: int, targets: int) -> int:
 
 
 def binomial(draws: int, p: float) -> np.ndarray:
-    """Return the chance of 0, 1, ... `draws` successes of chance `p`: [draws + 1]."""
+    """Return the chances of 0 to `draws` successes, each of chance `p`: [draws + 1]."""
     if p >= 1:
         return np.append(np.zeros(draws), 1.0)
     successes = np.arange(draws + 1)
-    # log(draws choose successes), summed up step by step.
+    # log(draws choose successes), as a cumulative sum.
     steps = np.log(np.arange(draws, 0, -1)) - np.log(np.arange(1, draws + 1))
     log_choose = np.concatenate([[0.0], np.cumsum(steps)])
     failures = draws - successes

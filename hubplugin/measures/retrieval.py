@@ -1,9 +1,10 @@
-"""How well a search finds the targets that are true for a query.
+"""Measure how well a search finds the true targets of its queries.
 
 A query may have any number of true targets, and every figure is a function of their
-ranks. Figures come for each judged query [j], so that their mean, their interval and a
-paired test need nothing else. Ranks start at 1 and are expected ranks: within a group
-of tied scores every order is as likely, so constant scores are no perfect recall.
+ranks. Figures have one value per judged query [j], from which their mean, interval and
+paired test are computed. Ranks start at 1 and are expected ranks: within a group of
+tied scores, every order is equally likely, so constant scores do not give perfect
+recall.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Truth:
-    """Pairs of a query and a target that is true for it, ordered by query: [p] each.
+    """Pairs of a query and a true target, ordered by query: [p] each.
 
-    grades: How relevant the target is, above 0; 1 if nothing else is known. Only nDCG
-        uses them.
+    grades: The relevance of each target, above 0, and 1 by default. Only nDCG uses it.
     """
 
     query_rows: np.ndarray
@@ -32,7 +32,7 @@ class Truth:
 
     @property
     def numbers(self) -> np.ndarray:
-        """The number of each pair among those of its query, from 1: [p]."""
+        """The position of each pair among the pairs of its query, from 1: [p]."""
         pairs = np.arange(len(self.query_rows))
         query = np.searchsorted(self.starts, pairs, "right") - 1
         numbers: np.ndarray = pairs - self.starts[query] + 1
@@ -66,15 +66,15 @@ class Ranks:
 def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
     """Return the expected ranks of the true targets.
 
-    r of the N targets of a tied group are true; the i-th of them to come stands, on
-    average over all orders of the group, at greater + i (N + 1) / (r + 1). For r = 1
-    that is the middle of the group. Within a group the lower grade comes first, the
-    worst case.
+    If r of the N targets in a tied group are true, the i-th true target has the rank
+    greater + i (N + 1) / (r + 1), averaged over all orders of the group. For r = 1,
+    this is the middle of the group. Within a group, the lower grade comes first, which
+    is the worst case.
 
     Args:
         truth: The true targets.
-        greater: How many other targets score higher than each [p].
-        equal: How many other targets tie with each [p].
+        greater: The number of other targets that score higher than each one [p].
+        equal: The number of other targets that tie with each one [p].
     """
     order = np.lexsort((truth.grades, greater, truth.query_rows))
     greater = greater[order]
@@ -90,9 +90,9 @@ def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
 def ndcg(ranks: Ranks, k: int) -> np.ndarray:
     """Return nDCG@k: float64 [j].
 
-    The sum of grade / log2(1 + rank) over the first `k`, divided by the same sum of the
-    best order. The gain is the grade itself (Järvelin & Kekäläinen 2002), as trec_eval
-    has it.
+    It is the sum of grade / log2(1 + rank) over the first `k`, divided by the same sum
+    for the best order. The gain is the grade itself (Järvelin & Kekäläinen 2002), as in
+    trec_eval.
     """
     truth = ranks.truth
     by_grade = np.lexsort((-truth.grades, truth.query_rows))
@@ -105,6 +105,7 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
 def _discounted(
     grades: np.ndarray, ranks: np.ndarray, k: int, truth: Truth
 ) -> np.ndarray:
+    """Return the discounted gain of the first `k` targets of each judged query [j]."""
     gains = np.where(ranks <= k, grades / np.log2(1 + ranks), 0.0)
     total: np.ndarray = np.add.reduceat(gains, truth.starts)
     return total

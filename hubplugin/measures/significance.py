@@ -1,6 +1,6 @@
-"""How sure a figure is: bootstrap intervals and the paired test of a change.
+"""Tell how sure a figure is, by bootstrap intervals and the paired test of a change.
 
-No figure depends on the order in which the queries come.
+No result depends on the order of the queries.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hubplugin.measures.hubness import binomial, k_occurrence
 RESAMPLES = 1000
 
 TAILS = (0.025, 0.975)
-"""The quantiles that an interval of 95 % ends at."""
+"""The quantiles at the ends of a 95 % interval."""
 
 REJECTED = TAILS[0]
-"""The chance at one end below which the paired test rejects a change."""
+"""The one-sided chance below which the paired test rejects a change."""
 
 PRECISION = 1e-6
-"""Precision of the ends of an interval of a change."""
+"""The precision of the ends of a change's interval."""
 
 DRAWN = 1 << 22
-"""Values that are drawn at one time: 32 MiB."""
+"""The number of values to draw at a time: 32 MiB."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class Side:
     """R@1 of the same queries before and after, 0 to 1.
 
     error: The standard error of the change.
-    queries, what: How many queries, and what they are called.
+    queries, what: The number of queries, and their name in messages.
     change: The change with its interval.
-    won, lost: Queries that only the second, or only the first, answers right at rank 1.
-    p: McNemar's exact test, two-sided, that won and lost are equally likely; below 0.05
-        exactly where the interval leaves out 0.
+    won, lost: The number of queries with a right answer at rank 1 only after, or only
+        before.
+    p: McNemar's exact test, two-sided, that won and lost are equally likely. It is
+        below 0.05 exactly if the interval excludes 0.
     """
 
     before: float
@@ -66,14 +67,15 @@ class Side:
 
     @classmethod
     def of(cls, raw: np.ndarray, corrected: np.ndarray, what: str = "queries") -> Side:
-        """Compare how right the queries called `what` are before and after, 0 to 1: [j].
+        """Compare R@1 of each query before and after, 0 to 1: [j].
 
-        The test gives the change of each query a sign at random (Fisher 1935): of right
-        and wrong answers it is McNemar's exact test. The interval holds every change d
-        that the same test does not reject. So its lower end is the smallest d with a
-        chance of at least 2.5 % that queries drawn with probability 1/2 change by d or
-        less in the mean (Hartigan 1969). It is exact for right and wrong answers; of
-        shares between them each gain counts as their mean, and each loss.
+        The test gives the change of each query a random sign (Fisher 1935). For answers
+        that are right or wrong, this is McNemar's exact test. The interval holds every
+        change d that the same test does not reject. Its lower end is therefore the
+        smallest d with a chance of at least 2.5 % that queries drawn with probability
+        1/2 change by d or less on average (Hartigan 1969). The interval is exact for
+        right and wrong answers. For shares between 0 and 1, each gain counts as the
+        mean gain, and each loss as the mean loss.
         """
         change = np.asarray(corrected, np.float64) - raw
         won = int((change > 0).sum())
@@ -115,9 +117,9 @@ def interval(
     """Return a figure of queries with its percentile bootstrap interval (Efron 1979).
 
     Args:
-        values: Of the queries [j].
-        seed: Of the resampling.
-        statistic: Reduces the axis that it is given as `axis`, as np.mean does.
+        values: One value per query [j].
+        seed: The seed of the resampling.
+        statistic: A function that reduces the axis `axis`, such as np.mean.
     """
     values = np.sort(values)
     value = float(statistic(values, axis=0))
@@ -144,15 +146,15 @@ def hubness_interval(
     """Return a figure of the k-occurrence with its interval over resampled queries.
 
     Resampling adds Poisson noise to every count, which moves all figures towards that
-    noise; so the percentiles are taken around the figure itself:
-    value + (percentile - mean of the resamples).
+    of the noise. The percentiles are therefore centred on the figure: value +
+    (percentile - mean of the resamples).
 
     Args:
         hits: The rows that each query finds [q, k].
-        targets: How many targets there are.
-        statistic: The figure, of the k-occurrence of all targets.
-        seed: Of the resampling.
-        resamples: How many.
+        targets: The number of targets.
+        statistic: Computes the figure from the k-occurrence of all targets.
+        seed: The seed of the resampling.
+        resamples: The number of resamples.
     """
     rng = np.random.default_rng(seed)
     hits = hits[np.lexsort(hits.T)]
@@ -169,8 +171,8 @@ def _lower_end(change: np.ndarray, is_gain: bool) -> float:
     """Return the lower end of the interval of `Side.of`.
 
     Args:
-        change: That of each query [j].
-        is_gain: True if the test rejects 0, which is then below the lower end.
+        change: The change of each query [j].
+        is_gain: True if the test rejects 0, so that 0 is below the lower end.
     """
     won = change[change > 0]
     lost = change[change < 0]
@@ -184,17 +186,17 @@ def _lower_end(change: np.ndarray, is_gain: bool) -> float:
     mean_lost = lost.sum() / max(len(lost), 1)
 
     def chance_of(d: float) -> float:
-        """Return the chance that the queries drawn change by `d` or less in the mean."""
+        """Return the chance that the drawn queries change by `d` or less on average."""
         won_above = won_drawn * (mean_won - d)
         lost_above = lost_drawn * (mean_lost - d)
-        # So many unchanged queries bring the mean to d.
+        # This number of unchanged queries brings the mean to d.
         needed = np.add.outer(won_above, lost_above) / d
-        # For a positive d so many or more, for a negative one so many or fewer.
+        # A positive d needs that many or more, and a negative d that many or fewer.
         limit = np.ceil(needed) if d > 0 else np.floor(needed) + 1
-        right = fewer[np.clip(limit, 0, unchanged + 1).astype(int)]
+        chance = fewer[np.clip(limit, 0, unchanged + 1).astype(int)]
         if d > 0:
-            right = 1 - right
-        return float((chances * right).sum())
+            chance = 1 - chance
+        return float((chances * chance).sum())
 
     low = 0.0 if is_gain else -1.0
     high = low + 1.0
@@ -208,9 +210,10 @@ def _lower_end(change: np.ndarray, is_gain: bool) -> float:
 
 
 def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many of `count` may be drawn with probability 1/2, and the chances.
+    """Return how many of `count` queries may be drawn, and the chance of each number.
 
-    Numbers that practically never come are left out.
+    Each query is drawn with probability 1/2. Numbers with a negligible chance are left
+    out.
     """
     chances = binomial(count, 0.5)
     likely = np.flatnonzero(chances > 1e-10)
@@ -218,9 +221,10 @@ def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def adjust(p: Sequence[float]) -> list[float]:
-    """Correct the p of several tests for their number (Benjamini & Hochberg 1995).
+    """Adjust the p-values of several tests for their number.
 
-    Of those below a level, no more than that share are false on average.
+    Of the tests below a level, at most that share are false on average (Benjamini &
+    Hochberg 1995).
     """
     order = np.argsort(p)[::-1]
     scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)

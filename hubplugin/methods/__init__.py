@@ -46,12 +46,12 @@ def build_method(
     """Return the configuration of a method.
 
     Args:
-        methods: All that there are, by name.
-        method: The name.
-        parameters: Those of the method.
+        methods: All methods, by name.
+        method: The name of the method.
+        parameters: The parameters of the method.
 
     Raises:
-        InputError: An unknown name or parameter, or a value out of range.
+        InputError: A name or parameter is unknown, or a value is out of range.
     """
     if not isinstance(method, str):
         raise InputError(
@@ -61,7 +61,7 @@ def build_method(
     if method not in methods:
         raise InputError(
             f"unknown method {method!r}: use one of {', '.join(methods)}; hubplugin.fit "
-            "takes those with one offset a target, hubplugin.rerank the others"
+            "takes those with one offset per target, hubplugin.rerank the others"
         )
     configuration = methods[method]
     try:

@@ -18,15 +18,16 @@ AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 
 Configuration = TypeVar("Configuration", bound="Method")
 
-_UNSAID = (("answers", "kept"), ("sample", "auto"))
+_AS_PUBLISHED = (("answers", "kept"), ("sample", "auto"))
 
 
 @dataclass(frozen=True)
 class Solution:
     """The terms of a model.
 
-    raw: Its raw offsets for the targets of the fit [n], if they came along the way.
-    topk_means: The mean of the k largest similarities of each target [n], likewise.
+    raw: The raw offsets of the targets of the fit [n], if `solve` computed them.
+    topk_means: The mean of the k largest similarities of each target [n], if `solve`
+        computed it.
     """
 
     terms: tuple[Term, ...]
@@ -35,13 +36,13 @@ class Solution:
 
 
 class Method(BaseModel, ABC):
-    """Parameters of one method. Temperatures are in the units of the similarity.
+    """The parameters of a method. Temperatures are in the units of the similarity.
 
-    answers: "kept", as in the papers, whose banks hold queries that have no answer in
-        the gallery. "left out", for a log of queries that were asked of this gallery:
-        each query's nearest target, and each target's largest similarity, have no part
-        in the sums (see `compute.similarities`). "auto" leaves them out unless a target
-        bank holds the answers.
+    answers: "kept", as in the papers, whose banks hold queries without an answer in the
+        gallery. "left out", for a log of queries that people asked of this gallery: the
+        sums leave out each query's nearest target, and each target's largest similarity
+        (see `compute.similarities`). "auto" leaves them out unless a target bank holds
+        the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -51,15 +52,15 @@ class Method(BaseModel, ABC):
 
     @property
     def parameters(self) -> dict[str, Setting]:
-        """The parameters that are set, without those that are as the paper has them."""
+        """The parameters that are set, except those that follow the paper."""
         return {
             key: value
             for key, value in self.model_dump(exclude_none=True).items()
-            if (key, value) not in _UNSAID
+            if (key, value) not in _AS_PUBLISHED
         }
 
     def resolve(self: Configuration, bank: PreparedBank) -> Configuration:
-        """Return this with a value for all that depends on the bank and the gallery."""
+        """Return this method with all parameters that depend on bank and gallery."""
         parameters = self.resolve_parameters(bank)
         if self.answers == "auto":
             is_clean = bank.answers_are_elsewhere
@@ -67,14 +68,14 @@ class Method(BaseModel, ABC):
         return self.model_copy(update=parameters)
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        """Return the parameters of a subclass that depend on bank and gallery."""
+        """Return the subclass's parameters that depend on the bank and the gallery."""
         return {}
 
     def require_banks(self, bank: PreparedBank) -> None:
-        """Raise InputError if `bank` lacks what the method needs beside targets."""
+        """Raise InputError if `bank` lacks anything needed besides the targets."""
 
     def thresholds(self, bank: PreparedBank) -> np.ndarray | None:
-        """Return the thresholds of the answers that are left out [m], if any are."""
+        """Return the thresholds of the answers to leave out [m], or None."""
         if self.answers != "left out" or bank.answers is None:
             return None
         return bank.answers.thresholds
@@ -83,18 +84,18 @@ class Method(BaseModel, ABC):
     def solve(self, bank: PreparedBank) -> Solution:
         """Return the terms whose sum at t is offset(t), up to a constant.
 
-        Called on a resolved configuration.
+        The method must be resolved.
         """
 
     def raw_offsets(self, bank: PreparedBank) -> np.ndarray:
-        """Return the offsets that a fit gives the targets, not centred: float64 [n]."""
+        """Return the offsets of the targets before centring: float64 [n]."""
         model, raw = self.run(bank)
         if raw is None:
             raw = model.raw_offsets(bank.require_targets(), bank.compute)
         return raw
 
     def fit(self, bank: PreparedBank) -> OffsetModel:
-        """Return the model of these parameters, centred on the targets, if any."""
+        """Fit the model, and centre it on the targets if there are any."""
         model, raw = self.run(bank)
         if bank.targets is None:
             return model
@@ -103,15 +104,15 @@ class Method(BaseModel, ABC):
         model = model.centre_by(raw, bank.targets)
         if bank.whole is None or model.gallery is None:
             return model
-        # It was fitted on a sample, not on the gallery.
+        # The model was fitted on a sample of the gallery.
         gallery = replace(model.gallery, count=bank.whole.count)
         return replace(model, gallery=gallery, fitted=None)
 
     def run(self, bank: PreparedBank) -> tuple[OffsetModel, np.ndarray | None]:
-        """Return the model, not centred, and its raw offsets if they came along [n]."""
+        """Return the model before centring, and its raw offsets [n] if computed."""
         method = self.resolve(bank)
-        with ThreadPoolExecutor(1) as aside:  # a hash holds no lock, and takes a while
-            fingerprint = aside.submit(lambda: bank.fingerprint)
+        with ThreadPoolExecutor(1) as thread:  # hashing is slow and releases the GIL
+            fingerprint = thread.submit(lambda: bank.fingerprint)
             solution = method.solve(bank)
         model = OffsetModel(
             method.name,
@@ -123,10 +124,7 @@ class Method(BaseModel, ABC):
         return model, solution.raw
 
     def has_made(self, model: OffsetModel, bank: PreparedBank) -> bool:
-        """Return True if `model` is what these parameters gave on `bank`.
-
-        Whatever the targets were.
-        """
+        """Return True if these parameters made `model` from `bank` and any targets."""
         given = self.parameters
         if given.get("answers") == "auto":
             del given["answers"]
@@ -136,11 +134,11 @@ class Method(BaseModel, ABC):
 
 
 class OnePassMethod(Method):
-    """A method whose terms need nothing of the gallery but the answers, if left out."""
+    """A method whose terms use the gallery at most to leave answers out."""
 
     @abstractmethod
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        """Return the terms; `answers` [m] are the thresholds of those left out."""
+        """Return the terms; `answers` [m] are thresholds of the answers to leave out."""
 
     def solve(self, bank: PreparedBank) -> Solution:
         return Solution(self.terms(bank, self.thresholds(bank)))

@@ -14,36 +14,38 @@ from hubplugin.model import Setting, Term, TopKMean
 
 SPREAD_SHARE = 0.5
 """The temperature as a share of the standard deviation of the similarities between bank
-and gallery. 0.35 and 0.7 gain as much on average, and 0.35 loses 0.17 points of R@1 in
-its worst setting (benchmarks/settings.py)."""
+and gallery. 0.35 and 0.7 gain as much on average, but 0.35 loses 0.17 points of R@1 in
+the worst setting (benchmarks/settings.py)."""
 
 HALF_STRENGTH = 100
-"""Bank queries with which offsets have half their strength: m / (m + 100). Fewer
-queries say less about each target, so an offset is drawn towards the neutral 0. With 50
-the mean of seventeen settings is 0.07 points of R@1 higher and the worst 0.12 lower;
-with 200 they are 0.07 lower and 0.23 higher (benchmarks/settings.py)."""
+"""The number of bank queries at which offsets have half their strength: m / (m + 100).
+Fewer queries say less about each target, so offsets are drawn towards the neutral 0.
+With 50, the mean R@1 of seventeen settings is 0.07 points higher and the worst 0.12
+lower; with 200, the mean is 0.07 lower and the worst 0.23 higher
+(benchmarks/settings.py)."""
 
 ITERATIONS = 3
-"""Sinkhorn iterations. Three rank as well as the papers' ten: R@1 gains 1.83 points in
-the mean of seventeen settings (1.80 with ten) and 1.38 in 24 further ones (1.33); no
-setting is behind by more than 0.04 (`python -m benchmarks.settings`, the first three
+"""Sinkhorn iterations. Three rank as well as the papers' ten: R@1 gains 1.83 points on
+average over seventeen settings (1.80 with ten), and 1.38 over 24 more (1.33 with ten).
+No setting loses more than 0.04 (`python -m benchmarks.settings`, the first three
 draws)."""
 
 
 class Blend(Method):
     """offset(t) = strength * ( share * dbsn(t) + (1 - share) * nnn(t) ), centred.
 
-    A mean of offsets is an offset. Sinkhorn (`dbsn`) gains most if the bank is large
-    and clean. The nearest neighbours (`nnn`) lose least if it is small, or if some
-    targets are asked for again and again.
+    The mean of two offsets is again an offset. Sinkhorn (`dbsn`) gains most if the bank
+    is large and clean. The nearest neighbours (`nnn`) lose least if the bank is small,
+    or if people ask for some targets again and again.
 
-    tau: Of `dbsn`; by default half the standard deviation of the similarities, since
-        embedding models differ in it by a factor of five.
-    iterations, sample: Of `dbsn`.
-    k, alpha: Of `nnn`.
-    share: Of `dbsn`; 0 is `nnn` alone, 1 `dbsn` alone.
-    strength: By default m / (m + 100) for a bank of m different queries.
-    answers: By default left out unless the target bank holds them.
+    tau: The temperature of `dbsn`; by default, half the standard deviation of the
+        similarities, in which embedding models differ by a factor of five.
+    iterations, sample: The parameters of `dbsn`.
+    k, alpha: The parameters of `nnn`.
+    share: The share of `dbsn`: 0 is `nnn` alone, and 1 is `dbsn` alone.
+    strength: The factor of all offsets; by default, m / (m + 100) for a bank of m
+        different queries.
+    answers: By default, left out unless the target bank holds them.
 
     benchmarks/settings.py measures every default on seventeen real settings.
     """
@@ -59,7 +61,7 @@ class Blend(Method):
     answers: AnswersRule = "auto"
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        m = len(bank.distinct)  # a query that is there twice says nothing more
+        m = len(bank.distinct)  # a repeated query adds nothing
         tau = SPREAD_SHARE * bank.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         return {
@@ -69,23 +71,23 @@ class Blend(Method):
         }
 
     def solve(self, bank: PreparedBank) -> Solution:
-        given = self.model_dump()
-        of_sinkhorn = given["strength"] * self.share
-        of_nearest = -given["strength"] * (1 - self.share) * self.alpha
-        means = TopKMean(bank.query_bank, self.k, of_nearest, self.thresholds(bank))
+        settings = self.model_dump()
+        dbsn_scale = settings["strength"] * self.share
+        nnn_scale = -settings["strength"] * (1 - self.share) * self.alpha
+        nnn_term = TopKMean(bank.query_bank, self.k, nnn_scale, self.thresholds(bank))
         if not self.share:
-            return Solution((means,))
+            return Solution((nnn_term,))
         names = ("tau", "iterations", "sample", "answers")
-        sinkhorn = DualBankSinkhorn(**{name: given[name] for name in names})
+        dbsn = DualBankSinkhorn(**{name: settings[name] for name in names})
         # The first product of the fit serves both terms.
         k = self.k if self.share < 1 else None
-        first = sinkhorn.solve(bank, k)
-        (term,) = first.terms
-        terms: tuple[Term, ...] = (replace(term, scale=of_sinkhorn * term.scale),)
-        raw = None if first.raw is None else of_sinkhorn * first.raw
+        solution = dbsn.solve(bank, k)
+        (term,) = solution.terms
+        terms: tuple[Term, ...] = (replace(term, scale=dbsn_scale * term.scale),)
+        raw = None if solution.raw is None else dbsn_scale * solution.raw
         if k is None:
             return Solution(terms, raw)
-        terms += (means,)
-        if raw is None or first.topk_means is None:
+        terms += (nnn_term,)
+        if raw is None or solution.topk_means is None:
             return Solution(terms)
-        return Solution(terms, raw + of_nearest * first.topk_means)
+        return Solution(terms, raw + nnn_scale * solution.topk_means)

@@ -15,9 +15,9 @@ from hubplugin.model import Dot, Term, TopKMean
 class DistributionNormalisation(OnePassMethod):
     """offset(t) = -lam * mean(B_q).t.
 
-    Rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)): NNN appendix A3; lam = 0.5 as
-    there. The mean is not normalised. Under Euclidean the product becomes s(mean(B_q),
-    t).
+    It ranks like (q - lam mean(B_q)).(t - lam mean(B_t)) in NNN appendix A3, which also
+    uses lam = 0.5. The mean is not normalised. For Euclidean distance, the product
+    becomes s(mean(B_q), t).
     """
 
     name: ClassVar[str] = "dn"
@@ -26,8 +26,8 @@ class DistributionNormalisation(OnePassMethod):
     def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
         queries = bank.query_bank
         if answers is not None:
-            # The mean of all entries of a target but those left out.
+            # Take the mean of all entries of a target that are not left out.
             return (TopKMean(queries, len(queries), -self.lam, answers),)
-        # Kept in float64: far from the origin the rounding of float32 would show.
+        # Far from the origin, float32 would round too much.
         mean = queries.mean(axis=0, dtype=np.float64, keepdims=True)
         return (Dot(mean, -self.lam),)

@@ -32,10 +32,11 @@ class DualInvertedSoftmax(OnePassMethod):
 
     offset(t) = -lambda ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) )
 
-    b is the query bank, c the target bank, lambda = tau_query tau_target / (tau_query +
-    tau_target). DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both temperatures. The
-    defaults are that of `is` for the query bank and ten times it for the target bank:
-    on docstring-to-function pairs equal ones rank worse than no correction.
+    b is the query bank, c the target bank, and lambda = tau_query tau_target /
+    (tau_query + tau_target). DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both
+    temperatures. By default, tau_query is that of `is`, and tau_target is ten times as
+    large: on docstring-to-function pairs, equal temperatures rank worse than no
+    correction.
     """
 
     name: ClassVar[str] = "dualis"

@@ -31,7 +31,7 @@ class NearestNeighbourNormalisation(OnePassMethod):
 class CrossDomainLocalScaling(OnePassMethod):
     """offset(t) = -1/2 * mean of the k largest s(b_u, t).
 
-    Rank-equal to 2 s(q, t) - r(q) - r(t): QB-Norm section 3.4; k = 10 as there and in
+    It ranks like 2 s(q, t) - r(q) - r(t) in QB-Norm section 3.4. k = 10 as there and in
     Lample et al. 2018.
     """
 

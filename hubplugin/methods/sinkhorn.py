@@ -17,24 +17,24 @@ from hubplugin.vectors import as_vectors, draw_sample
 logger = logging.getLogger(__name__)
 
 SAMPLED_ABOVE = 1_000_000
-"""The most targets for log alpha to be sought on all of them by default."""
+"""The most targets for which log alpha is computed on all of them by default."""
 
 SAMPLE = 200_000
-"""Targets of a sample, or as many as have room if they are fewer."""
+"""The most targets in a sample; fewer if memory has no room for as many."""
 
 LEAST_CACHED = 10_000
-"""Fewest targets for a sample of those that have room. Of fewer log alpha would be too
-coarse, and each iteration is a pass over all."""
+"""The fewest targets for a sample that fits in memory. With fewer, log alpha would be
+too coarse, so each iteration is a pass over all targets instead."""
 
 Sample: TypeAlias = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"] | None,
     BeforeValidator(lambda value: None if value == "all" else value),
 ]
-"""How many targets log alpha is sought on, see `SinkhornNormalisation`; None is all."""
+"""The number of targets for log alpha, see `SinkhornNormalisation`; None means all."""
 
 
 def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None:
-    """Return a number, or None for all, in the place of "auto"."""
+    """Return the number of targets in a sample, or None for all targets."""
     if sample != "auto":
         return sample
     if bank.targets is None:
@@ -56,15 +56,15 @@ class SinkhornNormalisation(Method):
     The paper uses tau = 0.01 and 10 iterations; the default tau is 0.05, which on
     docstring-to-function pairs gains where 0.01 loses.
 
-    sample: How many targets, drawn at random with a fixed seed, stand for the gallery
-        while log alpha is sought. A fit to a large gallery then costs one pass over it
-        instead of `iterations`. "auto", the default, takes a sample of more than a
-        million targets, or of more than `memory` has room for beside the bank in
-        float16: as many as have room, at most 200,000. "all" takes all. A warning names
-        the size of the sample; docs/speed.md says what it costs.
+    sample: The number of targets, drawn at random with a fixed seed, that represent the
+        gallery while log alpha is computed. A fit to a large gallery then costs one
+        pass over it instead of `iterations`. "auto", the default, draws a sample if
+        there are more than a million targets, or more than fit in `memory` with the
+        bank in float16: as many as fit, but at most 200,000. "all" uses all targets. A
+        warning states the size of the sample; docs/speed.md states the cost.
 
     If answers are left out, bank queries with the same nearest target share the mass of
-    one.
+    one query.
     """
 
     name: ClassVar[str] = "sn"
@@ -121,7 +121,7 @@ class DualBankSinkhorn(SinkhornNormalisation):
     """`sn` with the columns [targets ; target bank]: DBSN algorithm A2.
 
     The target bank narrows the gap between the bank's queries and the gallery (DBSN
-    fig. 7). Without one it is `sn`.
+    fig. 7). Without a target bank, the method equals `sn`.
     """
 
     name: ClassVar[str] = "dbsn"

@@ -1,4 +1,4 @@
-"""Models: terms over a bank, the model that sums them, and its file."""
+"""Models: the terms over a bank, the model that sums them, and the model file."""
 
 from hubplugin.model.file import FORMAT
 from hubplugin.model.offset_model import (

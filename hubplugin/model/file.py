@@ -1,4 +1,4 @@
-"""The model file: safetensors with a JSON header and a checksum over both."""
+"""Read and write model files: safetensors with a JSON header and a checksum of both."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
 FORMAT = 8
-"""The version of the model file. A reader refuses others, so that none takes a part of
-a model for the model: 4 knew no query map, 5 had models that moved targets, 7 had
-activation sets."""
+"""The version of the model file. A reader refuses all others, so that it never mistakes
+part of a model for the whole: version 4 had no query map, 5 had models that moved
+targets, and 7 had activation sets."""
 
 PART_BYTES = 3 << 20
-"""Bytes of a model in each of its texts: 4 MiB as base64. Servers accept requests of
-some 32 MB."""
+"""Bytes of a model in each text: 4 MiB as base64. Servers accept requests of some 32
+MB."""
 
 LARGEST = 1e38
-"""The largest number that is used as float32, which ends at 3.4e38."""
+"""The largest number used as float32, whose range ends at 3.4e38."""
 
 Model = TypeVar("Model")
 
@@ -34,7 +34,7 @@ Header: TypeAlias = dict[str, Any]
 
 
 def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
-    """Return a model file with this `header` and these `tensors`."""
+    """Return the bytes of a model file with `header` and `tensors`."""
     from safetensors.numpy import save
 
     origin = {"hubplugin": __version__, "sha256": digest(header, tensors)}
@@ -48,11 +48,11 @@ def from_bytes(
 
     Args:
         content: The bytes.
-        name: What errors call the file.
-        build: Makes the model of its header and its tensors.
+        name: The name of the file in error messages.
+        build: Builds the model from the header and the tensors.
 
     Raises:
-        ModelFileError: The bytes are damaged, are no model, or of another version.
+        ModelFileError: The bytes are damaged, not a model, or of another version.
     """
     from safetensors.numpy import load
 
@@ -76,7 +76,7 @@ def from_bytes(
         return build(header, tensors)
     except ModelFileError:
         raise
-    except Exception as error:  # whatever bytes that are no model lead to
+    except Exception as error:  # bytes that are not a model can raise any error
         raise ModelFileError(
             f"{name} is damaged or not a hubplugin model: {error!r}; fit it again"
         ) from None
@@ -90,7 +90,7 @@ def to_texts(content: bytes) -> list[str]:
 
 
 def from_texts(texts: Iterable[str], name: str) -> bytes:
-    """Return what `to_texts` split. Raises ModelFileError for other texts."""
+    """Return the bytes that `to_texts` split. Raises ModelFileError for other texts."""
     try:
         return b"".join(map(base64.b64decode, texts))
     except (ValueError, TypeError) as error:
@@ -98,7 +98,7 @@ def from_texts(texts: Iterable[str], name: str) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file. Raises ModelFileError if it cannot be read."""
+    """Return the content of a file. Raises ModelFileError if the file is unreadable."""
     try:
         with atomic.open_own(os.path.realpath(path)) as file:
             return file.read()
@@ -109,9 +109,9 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file whole or not at all; if `path` is a link, the file that it leads to.
+    """Write a file, completely or not at all. If `path` is a link, follow it.
 
-    Raises ModelFileError if it cannot; a file that was there before is untouched.
+    Raises ModelFileError if writing fails; an existing file then stays unchanged.
     """
     try:
         atomic.write(os.path.realpath(path), content)
@@ -122,7 +122,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def digest(header: Header, tensors: dict[str, np.ndarray]) -> str:
-    """Return the SHA-256 of a model."""
+    """Return the SHA-256 of a model, in hex digits."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for key in sorted(tensors):
         digest.update(f"{key}{tensors[key].shape}{tensors[key].dtype.str}".encode())

@@ -1,4 +1,4 @@
-"""`OffsetModel`, the result of a fit: it gives any target its offset."""
+"""Define `OffsetModel`, the result of a fit: it computes the offset of any target."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from hubplugin.model.terms import Term, group_by_pass, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
 Setting: TypeAlias = int | float | str | None
-"""A parameter of a method: a number or a name; None if the fit finds it."""
+"""A parameter of a method: a number or a name; None if the fit determines it."""
 
 Value: TypeAlias = str | int | None
-"""A value in a field of a target: a text, a number or a truth value; None if
-missing."""
+"""A value in a field of a target: a text, a number or a boolean; None if missing."""
 
 
 @dataclass(frozen=True)
 class HubnessAtFit:
-    """The 10-occurrence of the gallery of the fit, over `queries` queries of the bank.
+    """The 10-occurrence in the gallery of the fit, over `queries` queries of the bank.
 
-    raw, corrected, chance: Its skewness.
-    largest: The share of the queries that found the worst hub, corrected.
-    right: R@1 of held-out queries raw and corrected, its change, and the interval of the
-        change; None if no answers were known.
+    raw, corrected, chance: The skewness of the raw and of the corrected search, and by
+        chance.
+    largest: The share of the queries that find the worst hub in the corrected search.
+    right: R@1 of held-out queries raw and corrected, the change, and the interval of
+        the change. None if no answers were known.
     """
 
     queries: int
@@ -49,7 +49,7 @@ class HubnessAtFit:
 
 @dataclass(frozen=True)
 class GalleryStatistics:
-    """The centred offsets of the gallery of the fit: number, extremes and spread."""
+    """Statistics of the centred offsets of the gallery of the fit."""
 
     count: int
     smallest: float
@@ -58,13 +58,13 @@ class GalleryStatistics:
 
     @property
     def cap(self) -> float:
-        """The largest offset of a later target, as it is stored: a float32."""
+        """The largest offset that later targets may have, rounded to float32."""
         return float(np.float32(self.largest))
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model in the JSON of results: its method, and the names of it and its banks."""
+    """The facts about a model in JSON results: its method and fingerprints."""
 
     method: str
     parameters: dict[str, Setting]
@@ -73,14 +73,14 @@ class ModelFacts:
 
     @classmethod
     def of(cls, model: OffsetModel) -> ModelFacts:
-        """Return the facts of a model."""
+        """Return the facts about a model."""
         return cls(
             model.method, model.parameters, model.fingerprint, model.bank_fingerprint
         )
 
 
 class ShownByFacts:
-    """A model whose JSON is its `ModelFacts`."""
+    """A model that JSON results show by its `ModelFacts`."""
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -94,22 +94,25 @@ class ShownByFacts:
 
 @dataclass(frozen=True)
 class OffsetModel(ShownByFacts):
-    """The result of `fit`: gives any target its offset, by which searches rank it.
+    """The result of `fit`, which computes the offset of any target.
 
     A target ranks by s(q, t) + offset(t), where offset(t) is the sum of `terms` at t,
-    less `centre`.
+    minus `centre`.
 
     method, parameters: As given to `fit`.
     metric: The similarity that the offsets belong to.
-    terms: Their banks lie here as they were given, and are mapped as all queries are.
-    bank_fingerprint: The name of query bank and target bank.
+    terms: The terms of the offset. Their banks are stored as given, and are mapped as
+        all queries are.
+    bank_fingerprint: A hash of query bank and target bank.
     centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
         that 0 is the neutral offset.
-    gallery: None if the fit was given no targets.
-    hubness_at_fit: Counted by `apply` and `refit`, for `inspect`; no part of the name.
-    query_map: What known answers taught, None if nothing.
-    fitted: The `offsets` of the gallery of the fit: float32 [n]. None in a model from
-        a file, or fitted without a gallery or by workers, or with other terms.
+    gallery: The offsets of the gallery in figures. None if the fit had no targets.
+    hubness_at_fit: The counts of `apply` and `refit`, for `inspect`. `fingerprint`
+        ignores them.
+    query_map: The map that known answers taught, or None.
+    fitted: The `offsets` of the gallery of the fit: float32 [n]. None if the model was
+        loaded from a file, was fitted without a gallery or by workers, or has other
+        terms.
     """
 
     method: str
@@ -125,36 +128,36 @@ class OffsetModel(ShownByFacts):
 
     @property
     def dim(self) -> int:
-        """Dimensions of the bank, and of all targets."""
+        """The number of dimensions of the bank and of all targets."""
         return int(self.terms[0].bank.shape[1])
 
     @cached_property
     def fingerprint(self) -> str:
-        """The name of this very model, whatever version of hubplugin wrote it.
+        """A hash of the model, the same for every version of hubplugin.
 
-        The first 16 hex digits of the SHA-256 of what its file holds, but for
-        `hubness_at_fit`.
+        It is the first 16 hex digits of the SHA-256 of the content of the model file,
+        without `hubness_at_fit`.
         """
         return file.digest(*_content(replace(self, hubness_at_fit=None)))[:16]
 
     def offsets(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> np.ndarray:
-        """Return the offsets of targets, seen by the fit or not.
+        """Return the offsets of targets, whether the fit saw them or not.
 
-        No offset is above the largest of the gallery of the fit, if there was one: a
-        vector that is far from the whole bank would otherwise rank above every target.
-        By cosine a zero vector has the neutral offset 0.
+        No offset exceeds the largest one in the gallery of the fit, if there was one:
+        a vector far from the whole bank would otherwise rank above every target. By
+        cosine, a zero vector has the neutral offset 0.
 
         Args:
-            targets: [n, d], or a store or a file of them.
+            targets: The targets [n, d], or a store or a file of targets.
             compute: Device, memory and progress.
 
         Returns:
-            float32 [n].
+            The offsets, float32 [n].
 
         Raises:
-            InputError: The targets cannot be used, or have other dimensions.
+            InputError: The targets cannot be used, or differ in dimensions.
         """
         vectors = as_vectors(targets, "targets")
         products = vectors.rows * sum(term.bank.size for term in self.terms)
@@ -174,14 +177,14 @@ class OffsetModel(ShownByFacts):
         return offsets if directed is vectors else directed.for_source(offsets)
 
     def _centred(self, raw: np.ndarray) -> np.ndarray:
-        """Return `raw` offsets centred, none above the cap: float32 [n]."""
+        """Return `raw` offsets centred and capped: float32 [n]."""
         offsets = raw - self.centre
         if self.gallery is not None:
             offsets = np.minimum(offsets, self.gallery.cap)
         return offsets.astype(np.float32)
 
     def similarities(self, term: Term, compute: Compute) -> Similarities:
-        """Return the similarities of the bank of a term, mapped as queries are.
+        """Return the similarities of a term's bank, which is mapped like queries.
 
         Args:
             term: One of `terms`.
@@ -193,17 +196,17 @@ class OffsetModel(ShownByFacts):
         return Similarities(bank, self.metric, compute)
 
     def queries(self, queries: VectorLike) -> np.ndarray:
-        """Return the vectors to search with in the place of `queries`: float32 [m, d].
+        """Return the vectors to search with instead of `queries`: float32 [m, d].
 
-        The score of the target t is its inner product with them, plus its offset. By
-        cosine, queries come to unit length before the map; what is mapped has its own
-        length. A model without a query map returns the queries.
+        The score of a target is the inner product with such a vector, plus the offset
+        of the target. By cosine, queries are normalised before the map, but not after
+        it. A model without a query map returns the queries unmapped.
 
         Args:
-            queries: [m, d].
+            queries: The queries [m, d].
 
         Raises:
-            InputError: They cannot be used.
+            InputError: The queries cannot be used.
         """
         vectors = as_vectors(queries, "queries")
         if vectors.dim != self.dim:
@@ -217,7 +220,7 @@ class OffsetModel(ShownByFacts):
     def centre_on(
         self, targets: VectorLike, *, compute: Compute = Compute()
     ) -> OffsetModel:
-        """Return this model with offsets of mean 0 over a gallery.
+        """Return this model, centred so that offsets have mean 0 over a gallery.
 
         Args:
             targets: The gallery [n, d].
@@ -227,12 +230,12 @@ class OffsetModel(ShownByFacts):
         return self.centre_by(self.raw_offsets(vectors, compute), vectors)
 
     def centre_by(self, raw: np.ndarray, targets: Vectors) -> OffsetModel:
-        """Return what `centre_on` returns, from raw offsets that are known already.
+        """Return the result of `centre_on`, from raw offsets that are already known.
 
         Args:
             raw: The raw offsets of the targets, float64 [n].
-            targets: The gallery [n, d]; `fitted` also has the 0 of zero vectors that it
-                left out.
+            targets: The gallery [n, d]. If it leaves out zero vectors, `fitted` has 0
+                for them.
 
         Raises:
             InputError: An offset is beyond float32.
@@ -249,14 +252,14 @@ class OffsetModel(ShownByFacts):
         return replace(model, fitted=fitted)
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """Return the sum of the terms, not centred, not capped: float64 [n].
+        """Return the sum of the terms, neither centred nor capped: float64 [n].
 
         Args:
             targets: Any targets [n, d].
             compute: Device, memory and progress.
 
         Raises:
-            InputError: It is beyond float32.
+            InputError: An offset is beyond float32.
         """
         vectors = as_vectors(targets, "targets")
         total = np.zeros(vectors.rows)
@@ -271,9 +274,9 @@ class OffsetModel(ShownByFacts):
         return total
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one safetensors file, whole or not at all.
+        """Write the model to one safetensors file, completely or not at all.
 
-        Raises ModelFileError if it cannot; a file that was there before is untouched.
+        Raises ModelFileError if writing fails; an existing file then stays unchanged.
         """
         file.write(path, self.to_bytes())
 
@@ -286,25 +289,28 @@ class OffsetModel(ShownByFacts):
         """Return the model in the bytes of a model file.
 
         Args:
-            content: What `to_bytes` gave.
-            name: What errors call it.
+            content: The bytes returned by `to_bytes`.
+            name: The name used in error messages.
 
         Raises:
-            ModelFileError: The bytes are damaged, no model, or of another version.
+            ModelFileError: The bytes are damaged, not a model, or of another version.
         """
         return file.from_bytes(content, name, _build)
 
     def to_texts(self) -> list[str]:
-        """Return `to_bytes` in base64, in parts, for a store that holds texts."""
+        """Return the model as base64 texts, for a store that holds texts."""
         return file.to_texts(self.to_bytes())
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
-        """Return the model in the texts of `to_texts`.
+        """Return the model in the texts from `to_texts`.
 
         Args:
-            texts: All of them, in order.
-            name: As in `from_bytes`, whose errors it raises.
+            texts: All texts, in order.
+            name: The name used in error messages.
+
+        Raises:
+            ModelFileError: As in `from_bytes`.
         """
         return OffsetModel.from_bytes(file.from_texts(texts, name), name)
 
@@ -319,17 +325,17 @@ class OffsetModel(ShownByFacts):
 
 
 def _require_finite(model: OffsetModel, raw: np.ndarray) -> None:
-    """Raise InputError if `raw` offsets of a model are beyond float32."""
-    if not max(raw.max(), -raw.min()) < LARGEST:  # nor is NaN
+    """Raise InputError if any of the `raw` offsets of a model is beyond float32."""
+    if not max(raw.max(), -raw.min()) < LARGEST:  # also if one is NaN
         raise InputError(
-            f"{describe_method(model.method, model.parameters)} gives offsets that are "
-            "no numbers a search can add: its parameters are out of proportion to the "
+            f"{describe_method(model.method, model.parameters)} gives offsets that a "
+            "search cannot add: its parameters are out of proportion to the "
             "similarities of these vectors"
         )
 
 
 def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
-    """Return header and tensors of the file of `model`."""
+    """Return the header and the tensors of the file of `model`."""
     terms, tensors = pack(model.terms)
     header = {
         "format": file.FORMAT,
@@ -356,7 +362,7 @@ def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
 
 
 def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
-    """Return the model whose `_content` was `header` and `tensors`."""
+    """Build the model from the header and the tensors of its file."""
     gallery = hubness = query_map = None
     if header["gallery"]:
         gallery = GalleryStatistics(**header["gallery"])
@@ -378,7 +384,7 @@ def _build(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
 
 
 def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
-    """Return a method with its parameters in one line."""
+    """Return a method and its parameters in one line."""
     settings = []
     for key, value in parameters.items():
         shown = f"{value:.4g}" if isinstance(value, float) else value
@@ -387,10 +393,9 @@ def describe_method(method: str, parameters: Mapping[str, Setting]) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:
-    """Return the model that `OffsetModel.save` wrote to `path`.
+    """Load the model that `OffsetModel.save` wrote to `path`.
 
     Raises:
-        ModelFileError: There is no such file, it is damaged, or another version wrote
-            it.
+        ModelFileError: The file is missing, damaged, or written by another version.
     """
     return OffsetModel.from_bytes(file.read(path), f"model file {os.fspath(path)!r}")

@@ -1,4 +1,4 @@
-"""`QueryMap`: what pairs and clicks teach about queries, a linear step that each query takes before the search."""
+"""Define `QueryMap`, a linear step for each query that pairs and clicks teach."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hubplugin.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class QueryMap:
-    """A query q is searched with as q + `step` q; targets stay as they are.
+    """A linear map of queries: q becomes q + `step` q, and targets do not change.
 
-    step: float32 [d, d]. strength: of the learned part, as the folds chose it. pairs: how many different pairs taught
-    it. whitened: whether the step has a mild whitening in it, which needs no pairs (`hubplugin.learning`).
+    step: The matrix of the step, float32 [d, d].
+    strength: The strength of the learned part, as chosen by the folds.
+    pairs: The number of different pairs that taught it.
+    whitened: True if the step contains a mild whitening, which needs no pairs (see
+        `hubplugin.learning`).
     """
 
     step: np.ndarray
@@ -27,7 +30,7 @@ class QueryMap:
     )
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
-        """Return `queries` [m, d] or [d] as they are searched for: float32, same shape."""
+        """Return `queries` [m, d] or [d] mapped: float32, of the same shape."""
         mapped: np.ndarray = queries @ self.whole.T
         return mapped
 
@@ -39,7 +42,7 @@ class QueryMap:
 
     @cached_property
     def longest(self) -> float:
-        """The largest length that a mapped query of length 1 can have."""
+        """The largest length of a mapped query whose original length is 1."""
         return float(np.linalg.eigvalsh(self.whole.T @ self.whole)[-1] ** 0.5)
 
     def __str__(self) -> str:
@@ -48,12 +51,15 @@ class QueryMap:
                 f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
             )
         first = "whitened, and " if self.whitened else ""
-        return f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} pairs taught"
+        return (
+            f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} "
+            "pairs taught"
+        )
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
-        """Return `bank` mapped.
+        """Return the mapped `bank`.
 
-        The same bank gives the same array, so that terms with one bank share one pass.
+        The same bank gives the same array, so that terms that share it share one pass.
         """
         for last, mapped in self._last:
             if last is bank:
@@ -62,20 +68,21 @@ class QueryMap:
         return self._last[0][1]
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
-        """Return targets [b, d] that unmapped queries rank as mapped ones rank `targets`.
+        """Return `targets` [b, d] with the map moved from the queries to the targets.
 
-        <q + S q, t> = <q, t + S' t>.
+        Unmapped queries score them as mapped queries score `targets`: <q + S q, t> =
+        <q, t + S' t>.
         """
         mapped: np.ndarray = targets + targets @ self.step
         return mapped
 
 
 def refuse_query_map(what: str) -> InputError:
-    """Return the error that `what` does not apply the query map of a model.
+    """Return the error for `what`, which does not apply the query map of a model.
 
-    Offsets without their map would silently give another ranking.
+    Offsets without the map would silently give another ranking.
     """
     return InputError(
-        f"this model has a query map (learn=True), which {what} does not apply; fit it without learn, or search with "
-        "model.queries(q) and model.offsets(targets)"
+        f"this model has a query map (learn=True), which {what} does not apply; fit it "
+        "without learn, or search with model.queries(q) and model.offsets(targets)"
     )

@@ -1,4 +1,4 @@
-"""The terms of a model: what each sums over a bank for a target."""
+"""The terms of a model, each of which sums over a bank for a target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hubplugin.model.file import Header
 class LogSumExp:
     """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank.
 
-    bank: [m, d].
-    log_weights: [m], or None for 0.
-    answers: The similarity from which on a target counts as the answer of bank query u
-        [m]. Its entry, and then the target's largest, are left out of the sum. None
-        leaves nothing out.
+    bank: The bank [m, d].
+    log_weights: The log weights [m]; None means 0.
+    answers: The similarity from which a target counts as the answer of bank query u,
+        [m]. The sum leaves out the entry of the answer, and then the target's largest
+        entry. None leaves nothing out.
     """
 
     kind: ClassVar[str] = "log_sum_exp"
@@ -39,7 +39,10 @@ class LogSumExp:
 
 @dataclass(frozen=True)
 class TopKMean:
-    """scale * mean of the k largest s(b_u, t) over a bank [m, d]; answers as above."""
+    """scale * mean of the k largest s(b_u, t) over a bank [m, d].
+
+    answers: As in `LogSumExp`.
+    """
 
     kind: ClassVar[str] = "top_k_mean"
     bank: np.ndarray
@@ -76,9 +79,9 @@ TERMS: dict[str, Callable[..., Term]] = {
 
 
 def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
-    """Yield the terms that one pass serves: neighbours with one bank and its answers.
+    """Yield the terms that share a pass: successive terms with one bank and answers.
 
-    A log-sum-exp comes last, as `compute.reduce` needs it.
+    A log-sum-exp comes last, as `compute.reduce` requires.
     """
     for _, group in groupby(terms, lambda term: (id(term.bank), id(term.answers))):
         yield [*group][::-1]
@@ -87,8 +90,8 @@ def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
 def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     """Return `terms` as headers of a file, and their arrays by name.
 
-    A header has {"tensor": NAME} in the place of an array. An array that several terms
-    share is held once.
+    In a header, {"tensor": NAME} replaces an array. An array that several terms share
+    is stored once.
     """
     headers = []
     tensors = {}
@@ -109,7 +112,7 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
 def unpack(
     headers: Sequence[Header], tensors: dict[str, np.ndarray]
 ) -> tuple[Term, ...]:
-    """Return the terms that `pack` packed."""
+    """Return the terms from the headers and arrays that `pack` returned."""
     terms = []
     for header in headers:
         values = dict(header)

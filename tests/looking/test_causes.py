@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hubplugin import Bank, Compute
-from hubplugin.causes import Finding, check_model, check_shift, distance_above
+from hubplugin.causes import Finding, check_model, check_shift, distance_to_earlier
 from hubplugin.compute import TopK, search
 from hubplugin.jobs.diagnose import Diagnosis, find_causes
 from hubplugin.measures.hubness import Hubness
@@ -135,4 +135,4 @@ def test_the_distance_to_what_stands_above_is_that_of_its_formula(rng):
         for row in range(1, rows):
             squares = ((vectors[row] - vectors[:row]) ** 2).sum(axis=1)
             expected.append(squares.min() / 2)
-        np.testing.assert_allclose(distance_above(vectors), expected)
+        np.testing.assert_allclose(distance_to_earlier(vectors), expected)
