@@ -153,11 +153,11 @@ class Life:
         self.store = self.held
 
     def fit(self):
-        """Return a model of what is there now, every third with a map of queries."""
+        """Return a model of what is there now; at every third step with a query map."""
         method = str(self.rng.choice(METHODS))
         model = hubplugin.fit(self.seen(), self.bank(), method, metric=self.metric)
         may_map = self.store.maps_queries and self.metric is not Metric.EUCLIDEAN
-        if may_map and self.rng.random() < 0.33:
+        if may_map and len(self.told) % 3 == 1:
             step = 0.2 * normal(self.rng, DIM, DIM)
             model = with_map(model, step).centre_on(self.seen())
         return model
