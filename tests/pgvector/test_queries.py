@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import hubplugin_pgvector
-from hubplugin import InputError, StoreError, apply, fit, inspect, remove, rollback
+from hubplugin import InputError, StoreError, apply, fit, remove, rollback
 from tests.core.formulas import similarity
 from tests.galleries import normal, with_map
 from tests.pgvector.conftest import BANK, DIM, QUERIES, RNG, VECTORS
@@ -128,19 +128,6 @@ def test_a_filtered_search_finds_enough_by_the_index(store, database):
     ):
         with refused(InputError, "a filter is what stands behind WHERE"):
             again.with_filter(wrong)
-
-
-def test_offsets_go_with_an_insert_and_a_refresh_finds_nothing_to_mend(store, database):
-    fresh = normal(RNG, 3, DIM)
-    offsets = hubplugin_pgvector.offsets(store, fresh)
-    with psycopg.connect(database.address) as connection:
-        for number, (vector, offset) in enumerate(zip(fresh, offsets, strict=True)):
-            connection.execute(
-                "INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s::vector, %s)",
-                (1000 + number, str(vector.tolist()), float(offset)),
-            )
-    report = inspect(store, queries=0)
-    assert (report.count, report.missing, report.stale) == (303, 0, 0)
 
 
 def test_a_refit_changes_no_sql_of_the_application(store, database):

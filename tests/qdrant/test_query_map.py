@@ -121,16 +121,6 @@ def test_what_is_written_has_the_map_in_its_second_vector(kind):
     assert photos.stored(3)["hub_v1"] == pytest.approx(held)
 
 
-def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
-    in_vector.apply_mapped()
-    query = in_vector.queries[0]
-    in_vector.plain.upsert("photos", [in_vector.point(ROWS, query)])
-    found = in_vector.search(in_vector.wrapped(), query, limit=ROWS + 1).points
-    scores = {point.id: point.score for point in found}
-    assert scores.pop(ROWS) == pytest.approx(1, abs=1e-5)
-    assert list(scores) == in_vector.best(query, ROWS)
-
-
 def test_a_recorder_keeps_what_was_asked(photos, tmp_path):
     photos.apply_mapped()
     client, asked = photos.wrapped(record=tmp_path), photos.queries[:2].tolist()
