@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 import hubplugin
 from hubplugin import InputError, StoreError, fit
 from hubplugin_faiss import CorrectedSearch, upgrade
+from tests.core.formulas import similarity
 from tests.faiss import cases
 from tests.faiss.cases import (
     IP,
@@ -54,8 +55,8 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, rng):
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = fit(case.vectors, case.queries + 0.1, "is")
     model = with_map(plain, step).centre_on(case.vectors)
-    q = case.queries.astype(np.float64)
-    truth = (q + q @ step.T) @ case.vectors.T + model.offsets(case.vectors)
+    truth = similarity(case.queries, case.vectors, "dot", model.query_map)
+    truth += model.offsets(case.vectors)
     search = CorrectedSearch(case.index, model, targets=case.vectors)
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()

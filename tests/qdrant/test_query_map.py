@@ -11,6 +11,7 @@ import hubplugin
 from hubplugin import InputError
 from hubplugin.jobs.write import write
 from hubplugin.recording import read
+from tests.galleries import assert_near
 from tests.qdrant.conftest import (
     COSINE,
     DOT,
@@ -114,7 +115,7 @@ def test_what_is_written_has_the_map_in_its_second_vector(kind):
         targets = targets / np.linalg.norm(targets)
     wanted = photos.model.query_map.on_targets(targets)[0]
     held = photos.stored(1)["hub_v1"]
-    np.testing.assert_allclose(held[:-1], wanted, rtol=0, atol=1e-5)
+    assert_near(held[:-1], wanted)
     photos.move({3: changed})
     assert photos.wrong() == (0, 1)
     hubplugin.refresh(photos.store())

@@ -13,6 +13,7 @@ import hubplugin
 from hubplugin import Compute, InputError, StoreError, open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, metadata, transport
 from hubplugin_qdrant import open_store as open_collection
+from tests.galleries import assert_near
 from tests.qdrant.conftest import (
     COSINE,
     DIM,
@@ -215,7 +216,7 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     client.upsert("photos", [cosine.point(500, query)])
     (found,) = client.retrieve("photos", [500], with_vectors=True)
     expected = query / np.linalg.norm(query)
-    np.testing.assert_allclose(found.vector, expected, rtol=0, atol=1e-5)
+    assert_near(found.vector, expected)
     client.delete("photos", [500])
     hubplugin.remove(cosine.store())
     assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]
