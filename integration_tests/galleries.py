@@ -13,6 +13,8 @@ import hubplugin_qdrant
 from hubplugin import Bank, apply, inspect
 from hubplugin.metric import normalise
 from integration_tests.servers import wait_until
+from tests.core.formulas import similarity
+from tests.galleries import assert_near
 
 K = 10
 
@@ -78,14 +80,10 @@ def payload(row):
 def exact_scores(queries, vectors, model):
     """Return s(q, t) + offset(t) in double precision, with the map of `model`:
     [queries, targets]."""
-    unit = normalise(vectors, "targets").astype(np.float64)
-    mapped = normalise(queries, "queries").astype(np.float64)
     if model is None:
-        return np.einsum("qd,td->qt", mapped, unit)
-    if model.query_map is not None:
-        step = model.query_map.step.astype(np.float64)
-        mapped = mapped + np.einsum("ed,qd->qe", step, mapped)
-    return np.einsum("qd,td->qt", mapped, unit) + model.offsets(vectors)
+        return similarity(queries, vectors, "cosine")
+    mapped = similarity(queries, vectors, "cosine", model.query_map)
+    return mapped + model.offsets(vectors)
 
 
 def assert_same(content, expected):
@@ -99,7 +97,7 @@ def assert_same(content, expected):
         ]
         assert pair[0].keys() == pair[1].keys()
         for name, values in pair[0].items():
-            np.testing.assert_allclose(values, pair[1][name], rtol=0, atol=1e-6)
+            assert_near(values, pair[1][name], 1e-6)
 
 
 class Gallery:

@@ -24,6 +24,7 @@ from integration_tests.galleries import (
     ids_of,
     point_id,
 )
+from tests.galleries import assert_near
 from tests.qdrant.conftest import widen
 from tests.qdrant.test_other_clients import BLOCKS, QUERY, make_collection
 from tests.qdrant.test_random_searches import (
@@ -125,7 +126,7 @@ def test_an_exact_search_scores_by_the_mapped_query(backend, fill, storage, mapp
         found = gallery.search(backend.wrapped(), queries, search_params=EXACT)
         given = [[point.score for point in points] for points in found]
         # What float32 loses of an offset, a sum over the bank, is most of it.
-        np.testing.assert_allclose(given, best, rtol=0, atol=1e-5)
+        assert_near(given, best)
 
 
 def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(

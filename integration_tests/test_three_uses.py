@@ -1,22 +1,13 @@
-"""The three uses that hubplugin exists for, as their users live them."""
+"""The first use that hubplugin exists for, as its users live it."""
 
-import subprocess
-import sys
-
-import faiss
-import numpy as np
 import pytest
 
 import hubplugin
-import hubplugin_faiss
 from integration_tests.galleries import (
     AGREED,
     BANK,
     FIT,
-    QUERIES,
     TARGETS,
-    K,
-    exact_scores,
     ids_of,
     payload,
 )
@@ -52,35 +43,3 @@ def test_wrapping_an_existing_qdrant_collection_and_trusting_it(backend, gallery
     hubplugin.remove(gallery.store())
     assert gallery.content() == content
     assert ids_of(gallery.search(backend.wrapped())) == before
-
-
-SEARCH = f"""
-import sys
-import faiss, numpy
-index = faiss.read_index("functions.faiss")
-numpy.save("found.npy", index.search(numpy.load("queries.npy"), {K})[1])
-assert not any(name.startswith("hubplugin") for name in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_upgrading_a_faiss_index_in_place(tmp_path):
-    # There is an index in a file.
-    file = tmp_path / "functions.faiss"
-    index = faiss.IndexFlatIP(TARGETS.shape[1])
-    index.add(TARGETS)
-    faiss.write_index(index, str(file))
-
-    # It is upgraded in place ...
-    model = hubplugin.fit(TARGETS, BANK, **FIT)
-    hubplugin.apply(hubplugin_faiss.open_store(file), model)
-
-    # ... and searched by a process that knows Faiss and no hubplugin.
-    np.save(tmp_path / "queries.npy", QUERIES)
-    subprocess.run([sys.executable, "-c", SEARCH], cwd=tmp_path, check=True)
-    rows = np.load(tmp_path / "found.npy")
-    scores = exact_scores(QUERIES, TARGETS, model)
-    best = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
-    assert (np.take_along_axis(scores, rows, axis=1) >= best).all()
-    raw = np.argsort(-exact_scores(QUERIES, TARGETS, None), axis=1)[:, :K]
-    assert (rows != raw).any()

@@ -39,12 +39,11 @@ def gallery(request, tmp_path, rng):
     return user, store, model, dict(zip(ids, vectors, strict=True))
 
 
-def assert_ranked(store, vectors, model, queries, lacking=()):
+def assert_ranked(store, vectors, model, queries):
     """The scores are those of `vectors` in float64 and the best of them, but for the
-    candidates that were not asked for. The offsets of `lacking` targets are 0."""
+    candidates that were not asked for."""
     rows = np.stack(list(vectors.values()))
-    offsets = model.offsets(rows) * [key not in lacking for key in vectors]
-    distances = 1 - queries.astype(np.float64) @ rows.T - offsets
+    distances = 1 - queries.astype(np.float64) @ rows.T - model.offsets(rows)
     place = {key: number for number, key in enumerate(vectors)}
     found = store.search(queries, 10)
     ranked = np.array([[place[key] for key in line] for line in found.ids])
@@ -52,18 +51,6 @@ def assert_ranked(store, vectors, model, queries, lacking=()):
     assert_near(found.scores, named, 2e-5)
     largest = np.sort(distances, axis=1)[:, 9:10] + 2e-5
     assert (named <= largest).mean() >= 0.97
-
-
-def test_hubs_of_before_that_were_deleted_leave_full_lists(gallery, rng):
-    user, store, model, vectors = gallery
-    gone = set(store.search(clustered(rng, 1, DIM), 60).ids[0])
-    user.delete(sorted(gone))
-    fresh = dict(zip(["a", "b", "c"], clustered(rng, 3, DIM), strict=True))
-    user.put(list(fresh), np.stack(list(fresh.values())))
-    now = {key: vector for key, vector in vectors.items() if key not in gone} | fresh
-    assert_ranked(store, now, model, clustered(rng, 20, DIM), lacking=fresh)
-    refresh(store)
-    assert_ranked(store, now, model, clustered(rng, 20, DIM))
 
 
 def test_a_store_whose_targets_were_all_deleted_is_inspected_searched_and_filled_anew(

@@ -12,14 +12,17 @@ def logsumexp(x, axis):
         return np.log(np.exp(x - top).sum(axis=axis)) + top.squeeze(axis)
 
 
-def similarity(queries, targets, metric):
+def similarity(queries, targets, metric, query_map=None):
+    """Return s(q, t) [m, n], of queries as `query_map` maps them."""
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
-    if metric == "euclidean":
-        # Differences first, then squares: exact far from the origin, too.
-        return -cdist(q, t, "sqeuclidean") / 2
     if metric == "cosine":
         q = q / np.linalg.norm(q, axis=1, keepdims=True)
         t = t / np.linalg.norm(t, axis=1, keepdims=True)
+    if query_map is not None:
+        q = q + q @ query_map.step.T.astype(np.float64)
+    if metric == "euclidean":
+        # Differences first, then squares: exact far from the origin, too.
+        return -cdist(q, t, "sqeuclidean") / 2
     return q @ t.T
 
 

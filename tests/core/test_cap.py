@@ -39,21 +39,6 @@ def test_a_later_target_gets_no_more_than_the_largest_offset_of_the_gallery(
 
 
 # The statistics come from another pass, at other rounding.
-@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
-@pytest.mark.parametrize("method", METHODS)
-def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
-    gallery = real["test_targets"][:600]
-    bank = Bank(real["bank_queries"][:700], real["bank_targets"][:300])
-    model = fit(gallery, bank, method, compute=Compute(memory=memory))
-    highest = np.argsort(uncapped(model, gallery))[-7:]
-    for part in (gallery, gallery[:1], gallery[highest]):
-        found = model.offsets(part)
-        expected = uncapped(model, part)
-        capped = np.minimum(expected, np.float32(model.gallery.largest))
-        np.testing.assert_array_equal(found, capped)
-        assert_near(found, expected, 1e-6)
-
-
 def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, later = sets
     expected = formulas.raw_offsets("is", bank, later, "cosine", tau=0.05)

@@ -9,6 +9,7 @@ import hubplugin
 from hubplugin.executors import read_by_workers, shards_of
 from hubplugin.guard import profile_of
 from hubplugin.methods import METHODS
+from tests.galleries import assert_near
 
 SETTINGS = [
     ("blend", {}),
@@ -43,7 +44,7 @@ def assert_same(bank, method, gallery, in_shards, second=None, **more):
     """A fit `in_shards` is that of one machine. Returns both models."""
     one, expected = offsets(bank, method, gallery, second, **more)
     other, found = offsets(bank, method, gallery, second, **in_shards, **more)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert_near(found, expected)
     return one, other
 
 

@@ -3,13 +3,11 @@
 import faiss
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 import hubplugin
 import hubplugin_faiss
 from hubplugin import InputError, StoreError
-from hubplugin_faiss import add, downgrade, upgrade
-from tests.faiss import cases
+from hubplugin_faiss import downgrade, upgrade
 from tests.faiss.cases import (
     ALL,
     FEW,
@@ -36,36 +34,6 @@ def model_of(vectors, rng):
     step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
     model = hubplugin.fit(vectors, bank, "csls", answers="kept")
     return with_map(model, step).centre_on(vectors)
-
-
-def expected(model, queries, vectors):
-    q = queries.astype(np.float64)
-    mapped = q + q @ model.query_map.step.T.astype(np.float64)
-    return mapped @ vectors.T + model.offsets(vectors)
-
-
-@pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat", "IVF8,Flat"])
-def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng):
-    case = made(kind, IP, n=300)
-    model = model_of(case.vectors, rng)
-    (new,) = draw(rng, 40, d=D)
-    index = upgrade(case.index, model)
-    ids = np.arange(10_000, 10_040) if "IDMap" in kind else None
-    add(index, new, model, ids)
-    assert index.ntotal == 340
-    names = np.concatenate([case.ids, np.arange(300, 340) if ids is None else ids])
-    everything = np.concatenate([case.vectors, new])
-    wanted = expected(model, case.queries, everything)
-    scores, found = index.search(case.queries, K)
-    assert_array_equal(found, names[cases.best(wanted)])
-    best = -np.sort(-wanted, axis=1)[:, :K]
-    assert_near(scores, best, 2e-4)
-    assert hubplugin_faiss.remove_ids(index, found[:1, 0]) == 1
-    assert index.ntotal == 339
-    kept = names != found[0, 0]
-    left = np.arange(339) if kind == "Flat" else names[kept]  # whose ids close up
-    found = index.search(case.queries, K)[1]
-    assert_array_equal(found, left[cases.best(wanted[:, kept])])
 
 
 def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(

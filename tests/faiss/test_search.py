@@ -9,8 +9,8 @@ from numpy.testing import assert_array_equal
 
 import hubplugin
 from hubplugin import InputError, StoreError, fit
-from hubplugin.rerank import Reranker, fit_rule
 from hubplugin_faiss import CorrectedSearch, upgrade
+from tests.core.formulas import similarity
 from tests.faiss import cases
 from tests.faiss.cases import (
     IP,
@@ -55,8 +55,8 @@ def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, rng):
     step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
     plain = fit(case.vectors, case.queries + 0.1, "is")
     model = with_map(plain, step).centre_on(case.vectors)
-    q = case.queries.astype(np.float64)
-    truth = (q + q @ step.T) @ case.vectors.T + model.offsets(case.vectors)
+    truth = similarity(case.queries, case.vectors, "dot", model.query_map)
+    truth += model.offsets(case.vectors)
     search = CorrectedSearch(case.index, model, targets=case.vectors)
     found = search.search_certified(case.queries, 10)
     assert found.certified.all()
@@ -109,21 +109,6 @@ def test_what_does_not_fit_is_refused(says, kind, metric, arguments):
     index = made(kind, metric).index
     with refused(InputError, says):
         CorrectedSearch(index, **{"correction": np.zeros(600), **arguments})
-
-
-@pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc"])
-def test_a_reranker_ranks_what_faiss_finds_as_over_the_whole_gallery(method, rng):
-    vectors, queries, bank = draw(rng, 300, 20, 60, d=8, at=0.5)
-    second = draw(rng, 50, d=8)[0] if method == "dualdis" else None
-    rule = fit_rule(vectors, hubplugin.Bank(bank, second), method)
-    reranker = Reranker(rule, rule.keep(vectors).__getitem__)
-    scores, ids = filled("Flat", vectors).search(queries, 300)
-    ranked = []
-    for query, found, similarities in zip(queries, ids, scores, strict=True):
-        order, _ = reranker.rerank(query, found, similarities)
-        ranked.append(found[order[:5]])
-    truth = rule.rescore(cases.similarities(queries, vectors, IP), rule.keep(vectors))
-    assert_ranked(np.array(ranked), truth, np.arange(300), ties=1e-4)
 
 
 REFUSED = (

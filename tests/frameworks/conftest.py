@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import stdlib_search
 
+from tests.core.formulas import similarity
+
 SHOUT = "def shout(text):\n    return text.upper() + '!'"
 
 
@@ -41,9 +43,7 @@ class Search:
     def best(self, question, raw=False):
         """Return the names of the five best."""
         targets = embed([function.code for function in self.functions])
-        (query,) = embed([question])
-        lengths = np.linalg.norm(targets, axis=1) * np.linalg.norm(query)
-        scores = targets @ query / lengths
+        (scores,) = similarity(embed([question]), targets, "cosine")
         if not raw:
             scores += self.model.offsets(targets.astype(np.float32))
         return [self.functions[row].name for row in np.argsort(-scores)[:5]]

@@ -21,6 +21,7 @@ from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import QdrantManifest
+from tests.core.formulas import similarity
 
 COSINE = models.Distance.COSINE
 DOT = models.Distance.DOT
@@ -77,16 +78,8 @@ def clustered(seed, count):
 
 def similarities(distance, queries, targets, query_map=None):
     """Return similarities in float64, straight from the definition: [m, n]."""
-    q = np.asarray(queries, np.float64)
-    t = np.asarray(targets, np.float64)
-    if distance is COSINE:
-        q = q / np.linalg.norm(q, axis=1, keepdims=True)
-        t = t / np.linalg.norm(t, axis=1, keepdims=True)
-    if query_map is not None:
-        q = q + q @ query_map.step.T.astype(np.float64)
-    if distance is EUCLID:
-        return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
-    return q @ t.T
+    metric = "euclidean" if distance is EUCLID else distance.value.lower()
+    return similarity(queries, targets, metric, query_map)
 
 
 def as_scores(distance, similarities):

@@ -11,6 +11,7 @@ import hubplugin
 from hubplugin import InputError
 from hubplugin.jobs.write import write
 from hubplugin.recording import read
+from tests.galleries import assert_near
 from tests.qdrant.conftest import (
     COSINE,
     DOT,
@@ -114,21 +115,11 @@ def test_what_is_written_has_the_map_in_its_second_vector(kind):
         targets = targets / np.linalg.norm(targets)
     wanted = photos.model.query_map.on_targets(targets)[0]
     held = photos.stored(1)["hub_v1"]
-    np.testing.assert_allclose(held[:-1], wanted, rtol=0, atol=1e-5)
+    assert_near(held[:-1], wanted)
     photos.move({3: changed})
     assert photos.wrong() == (0, 1)
     hubplugin.refresh(photos.store())
     assert photos.stored(3)["hub_v1"] == pytest.approx(held)
-
-
-def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
-    in_vector.apply_mapped()
-    query = in_vector.queries[0]
-    in_vector.plain.upsert("photos", [in_vector.point(ROWS, query)])
-    found = in_vector.search(in_vector.wrapped(), query, limit=ROWS + 1).points
-    scores = {point.id: point.score for point in found}
-    assert scores.pop(ROWS) == pytest.approx(1, abs=1e-5)
-    assert list(scores) == in_vector.best(query, ROWS)
 
 
 def test_a_recorder_keeps_what_was_asked(photos, tmp_path):

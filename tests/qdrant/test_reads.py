@@ -3,7 +3,6 @@ corrected ranking."""
 
 import warnings
 
-import numpy as np
 import pytest
 from qdrant_client import models
 
@@ -16,23 +15,11 @@ from tests.qdrant.conftest import (
     EUCLID,
     RRF,
     Photos,
-    as_scores,
     ids,
     lead,
     names,
     set_constants,
 )
-
-
-def test_a_nearest_query_returns_the_exact_corrected_ranking_and_scores(photos):
-    client = photos.corrected()
-    for query in photos.queries:
-        found = photos.search(client, query).points
-        assert ids(found) == photos.best(query)
-        expected = np.sort(photos.similarities([query])[0])[::-1][:10]
-        expected = as_scores(photos.distance, expected)
-        scores = [point.score for point in found]
-        np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_read_shows_nothing_of_ours_unless_it_is_asked_for_by_name(photos):

@@ -153,11 +153,11 @@ class Life:
         self.store = self.held
 
     def fit(self):
-        """Return a model of what is there now, every third with a map of queries."""
+        """Return a model of what is there now; at every third step with a query map."""
         method = str(self.rng.choice(METHODS))
         model = hubplugin.fit(self.seen(), self.bank(), method, metric=self.metric)
         may_map = self.store.maps_queries and self.metric is not Metric.EUCLIDEAN
-        if may_map and self.rng.random() < 0.33:
+        if may_map and len(self.told) % 3 == 1:
             step = 0.2 * normal(self.rng, DIM, DIM)
             model = with_map(model, step).centre_on(self.seen())
         return model
@@ -278,20 +278,12 @@ class Life:
 
     def similarities(self, queries, model, zero):
         """Return [q, n] in float64; `zero` is that of vectors of length 0 by cosine."""
-        asked = queries.astype(np.float64)
-        targets = self.rows().astype(np.float64)
+        targets = self.rows()
+        query_map = model and model.query_map
+        found = similarity(queries, targets, self.metric.value, query_map)
         if self.metric is Metric.COSINE:
-            asked /= np.linalg.norm(asked, axis=1, keepdims=True)
-            lengths = np.linalg.norm(targets, axis=1, keepdims=True)
-            targets /= np.where(lengths, lengths, 1)
-        if model is not None and model.query_map is not None:
-            asked = asked + asked @ model.query_map.step.astype(np.float64).T
-        if self.metric is Metric.EUCLIDEAN:
-            return similarity(asked, targets, "euclidean")
-        similarities = asked @ targets.T
-        if self.metric is Metric.COSINE:
-            similarities[:, ~targets.any(axis=1)] = zero
-        return similarities
+            found[:, ~targets.any(axis=1)] = zero
+        return found
 
     def check(self):
         """Compare everything that the store tells with what must be there."""

@@ -55,7 +55,15 @@ def test_a_life_is_as_its_model_in_float64(number, begin):
     life.run(life.rng.choice(STEPS, 25).tolist())
 
 
+MIXED = (
+    *("apply", "put_by_hubplugin", "put", "delete", "cut_off", "refresh"),
+    *("come_back", "apply", "put_by_hubplugin", "rollback"),
+)
+"""Steps of which the first model maps queries; another is half-written at a refresh."""
+
+
 @EACH_KIND
 @pytest.mark.filterwarnings("ignore")
-def test_a_refresh_beside_a_half_written_model_keeps_the_active_one(begin):
-    begin(1).run(["apply", "put", "cut_off", "refresh", "apply", "rollback"])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_life_of_each_kind_of_write_is_as_its_model(number, begin):
+    begin(number).run(MIXED)

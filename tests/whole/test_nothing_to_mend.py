@@ -10,7 +10,6 @@ from hubplugin.jobs.correct import Fit
 from hubplugin.measures.hubness import (
     count_targets,
     k_occurrence,
-    largest_by_chance,
     skewness,
 )
 from hubplugin.measures.significance import Figure, Side
@@ -76,16 +75,3 @@ def test_random_vectors_are_left_alone_though_they_do_not_lie_evenly(dimensions)
         )
         trial = SimpleNamespace(raw=raw, right=None, asked=None, queries=1_000)
         assert Fit(model, None, trial, None).is_idle
-
-
-def test_the_worst_hub_by_chance_is_what_random_finds_give():
-    rng = np.random.default_rng(0)
-    largest = [
-        np.bincount(
-            np.concatenate([rng.permutation(300)[:10] for _ in range(200)])
-        ).max()
-        for _ in range(100)
-    ]
-    limit = largest_by_chance(200, 10, 300)
-    assert 0 <= (np.array(largest) > limit).mean() <= 0.1
-    assert limit <= max(largest) + 1
