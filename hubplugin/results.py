@@ -30,9 +30,10 @@ NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
 
 COLOURS = {"better": "green", "worse": "red", "same": "", "": ""}
 
+RAW = "raw"
 CORRECTED = "corrected"
 
-COMPARED = ("", "raw", CORRECTED, "points (95%)")
+COMPARED = ("", RAW, CORRECTED, "points (95%)")
 """The columns of a comparison, see `tabulate`."""
 
 RECALL = "right answer first (R@1)"
@@ -73,6 +74,11 @@ class Hub:
     found_by: dict[str, int]
     misled: Sequence[Misled] = ()
 
+    @property
+    def title(self) -> str:
+        """The name without the id behind it."""
+        return self.name.removesuffix(f" [{self.id}]")
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -109,6 +115,7 @@ class Row:
 class Section:
     """A part of a page: lines, a table, or both. It is left out if it has neither.
 
+    lines: Empty ones are left out.
     columns: The titles of the table's columns. note: Small print below.
     chart: A histogram: for each search, how many targets are found by N queries, by N.
     """
@@ -351,11 +358,7 @@ def tabulate(
 
 
 def list_hubs(
-    hubs: Sequence[Hub],
-    k: int,
-    never: Sequence[str] = (),
-    field: str | None = None,
-    searches: Sequence[str] = (),
+    hubs: Sequence[Hub], k: int, never: Sequence[str] = (), field: str | None = None
 ) -> Section:
     """Return the section of the targets that most queries find by any of the searches.
 
@@ -364,21 +367,19 @@ def list_hubs(
         k: how many targets a query finds.
         never: names of some targets that no query finds.
         field: the field that has the names of targets.
-        searches: the labels of the searches that are shown; by default all.
     """
-    if hubs and not searches:
-        searches = [*hubs[0].found_by]
 
     def most(hub: Hub) -> int:
-        return max(hub.found_by[search] for search in searches)
+        return max(hub.found_by.values())
 
     shown = sorted(hubs, key=most, reverse=True)[:NAMED]
     rows = []
+    columns = [field or ""]
     for hub in shown:
-        counts = [hub.found_by[search] for search in searches]
+        columns[1:] = hub.found_by
+        counts = hub.found_by.values()
         bars = [Bar(f"{count:,}", count / most(shown[0])) for count in counts]
-        name = hub.name.removesuffix(f" [{hub.id}]")
-        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
+        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], hub.title))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (
@@ -387,7 +388,6 @@ def list_hubs(
         )
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    columns = (field or "", *searches)
     return Section("Comes back most", (), rows, columns, note=note)
 
 

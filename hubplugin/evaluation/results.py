@@ -187,8 +187,7 @@ class Results(Result):
             sections.append(self._list_methods())
         elif sign < 0:
             steps.append(Step("searches are raw again", "remove"))
-        labels = [side.label for side in sides]
-        hubs = list_hubs(self.hubs, self.k, self.anti_hubs, searches=labels)
+        hubs = list_hubs(self.hubs, self.k, self.anti_hubs)
         scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
             scene += f" · filter {self.condition}"

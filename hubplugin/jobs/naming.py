@@ -71,11 +71,13 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """Return each target's name with its id behind, or its id alone if it has no name."""
-    texts = [None] * len(ids) if names is None or not ids else names(ids)
-    return [
-        str(key) if name is None else f"{shorten(name)} [{key}]"
-        for key, name in zip(ids, texts, strict=True)
-    ]
+    if names is None or not ids:
+        return [str(key) for key in ids]
+    displayed = []
+    for key, text in zip(ids, names(ids), strict=True):
+        name = "" if text is None else shorten(text)
+        displayed.append(f"{name} [{key}]" if name else str(key))
+    return displayed
 
 
 def call_query(bank: Bank, row: int) -> str:

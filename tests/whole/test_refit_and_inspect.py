@@ -250,7 +250,7 @@ def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
 
 def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(photos, real, bank):
     np.save("new.npy", bank[1::2])
-    np.save("few.npy", bank[:5])
+    np.save("few.npy", bank[:50])
     assert asked("inspect", STORE, "--live", "new.npy")["attention"] == []
     typed("refit", STORE, "--bank", "few.npy", status=3)
     typed("refit", STORE, status=1)
