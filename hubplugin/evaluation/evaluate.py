@@ -78,8 +78,8 @@ def evaluate(
         k: How many targets a query finds, of the k-occurrence and nDCG@k; 10 as in the
             papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
-        names: What reports and a qrels file call targets: a sequence, or a text file
-            with one a line. For a store a function of ids, as `hubplugin.jobs.naming`
+        names: What reports and a qrels file call targets: a sequence, or a file of
+            texts, one a line or in JSON. For a store a function of ids, as `hubplugin.jobs.naming`
             gives it.
         query_names: What they call queries.
         metric: For arrays only, as in `hubplugin.fit`.
