@@ -217,7 +217,7 @@ class Result:
                 continue
             console.print()
             say(section.title, "bold")
-            for line in section.lines:
+            for line in filter(None, section.lines):
                 say(line, "", 2)
             table = _format_table(section, console.width - 2)
             if section.rows:
@@ -332,29 +332,36 @@ AXIS = 5
 """Bars of intervals reach from -1 / (2 AXIS) to 1 / (2 AXIS): 10 points of R@1."""
 
 
-def tabulate(
-    measures: Mapping[str, Side | Sequence[float | None] | None],
-) -> list[Row]:
-    """Return a row for each measure that was taken.
+Measures: TypeAlias = Mapping[str, Side | Sequence[float | None] | None]
+"""Changes of R@1, or values by each search, by what was measured. None was not."""
 
-    Args:
-        measures: By the title of its row, a change of R@1, which is good or bad news if it
-            is beyond chance, or the value by each search. None was not measured.
+
+def compare(
+    title: str,
+    measures: Measures,
+    *,
+    columns: Sequence[str] = COMPARED,
+    chart: Mapping[str, Mapping[int, int]] | None = None,
+    note: str = "",
+) -> Section:
+    """Return a section with a row for each measure that was taken.
+
+    A change of R@1 is good or bad news if it is beyond chance.
     """
     rows = list[Row]()
-    for title, measured in measures.items():
+    for name, measured in measures.items():
         if isinstance(measured, Side):
             change = measured.change
             start = 0.5 + AXIS * change.low
             interval = Bar(points(change), 0.5 + AXIS * change.high, start)
             shares = (f"{measured.before:.1%}", f"{measured.after:.1%}")
-            rows.append(Row((title, *shares, interval), change.sign))
+            rows.append(Row((name, *shares, interval), change.sign))
             continue
-        form = ".2f" if title == SKEWNESS else ".1%"
+        form = ".2f" if name.startswith(SKEWNESS) else ".1%"
         values = [format(value, form) for value in measured or () if value is not None]
         if values:
-            rows.append(Row((title, *values)))
-    return rows
+            rows.append(Row((name, *values)))
+    return Section(title, (), rows, columns, chart, note)
 
 
 def list_hubs(

@@ -136,15 +136,13 @@ def find_hubs(
     for row, id, name in zip(shown, *describe(shown), strict=True):
         found_by = {search: int(count[row]) for search, count in counts.items()}
         targets[row] = Hub(id, name, found_by)
+    is_right = np.where(answers == -1, None, after == answers)
     listed = []
     for hub, rows in hubs.items():
         examples = []
         for query in rows:
-            target = after[query]
-            is_right = None
-            if answers[query] != -1:
-                is_right = bool(target == answers[query])
-            examples.append(Misled(queries[query], targets[target].title, is_right))
+            title = targets[after[query]].title
+            examples.append(Misled(queries[query], title, is_right[query]))
         listed.append(replace(targets[hub], misled=examples))
     return listed, [targets[row].name for row in never]
 
