@@ -270,9 +270,10 @@ class Result:
             InputError: `path` cannot be written, or Jinja2 or Pillow is missing.
         """
         try:
+            import PIL  # noqa: F401 - for pictures
             from jinja2 import Environment
-        except ImportError:
-            message = f"the report needs jinja2; {install('evaluation')}"
+        except ImportError as error:
+            message = f"the report needs {error.name}; {install('evaluation')}"
             raise InputError(message) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         environment = Environment(
@@ -427,9 +428,6 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     """Return a thumbnail of the picture called `name` in a folder, as a data URL.
 
     Return None if there is no such picture there, or it cannot be read.
-
-    Raises:
-        InputError: Pillow is missing.
     """
     if folder is None:
         return None
@@ -437,11 +435,8 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     path = (root / name).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         return None
-    try:
-        from PIL import Image
-    except ImportError:
-        message = f"pictures need Pillow; {install('evaluation')}"
-        raise InputError(message) from None
+    from PIL import Image
+
     content = io.BytesIO()
     try:
         with Image.open(path) as image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -140,8 +140,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
             recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
         found[best.label] = corrected.nearest
-        examples += _draw_examples(ranked, corrected, "won", task.seed)
-        examples += _draw_examples(ranked, corrected, "lost", task.seed)
+        examples += _draw_examples(ranked, corrected, task.seed)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         ids = [ranked.ids[row] for row in rows]
@@ -215,16 +214,14 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
     return results
 
 
-def _draw_examples(
-    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], seed: int
-) -> Iterator[Example]:
-    """Draw up to `EXAMPLES` judged queries that `corrected` has won or lost."""
+def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Example]:
+    """Draw up to `EXAMPLES` judged queries that `corrected` has won, and that it has lost."""
     raw = ranked.rankings[0]
-    winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
-    happened = (winner.best <= 1) & (loser.best > 1)
-    happened &= loser.nearest[ranked.judged, 0] >= 0
     rng = np.random.default_rng(seed)
-    for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
-        row = ranked.judged[place]
-        ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
-        yield Example(outcome, ranked.asked[place], *ranked.names(ids))
+    for outcome, winner, loser in (("won", corrected, raw), ("lost", raw, corrected)):
+        happened = (winner.best <= 1) & (loser.best > 1)
+        happened &= loser.nearest[ranked.judged, 0] >= 0
+        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+            row = ranked.judged[place]
+            ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
+            yield Example(outcome, ranked.asked[place], *ranked.names(ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, InstanceOf
@@ -42,7 +42,7 @@ class Example:
     wrong: What comes first in the other search.
     """
 
-    outcome: Literal["won", "lost"]
+    outcome: str
     query: str
     right: str
     wrong: str
@@ -173,11 +173,8 @@ class Results(Result):
     def page(self) -> Page:
         headline, sign = self._headline()
         sides = [self.raw]
-        changes = Section("Won and lost")
-        shown = self.shown
-        if shown is not None and shown.versus_raw is not None:
-            sides.append(shown)
-            changes = self._count_changes(shown.versus_raw)
+        if self.shown is not None:
+            sides.append(self.shown)
         sections = [self._compare(sides)]
         steps = []
         if self.store is None:
@@ -188,10 +185,14 @@ class Results(Result):
         scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
             scene += f" · filter {self.condition}"
-        return Page(headline, sign, scene, [*sections, hubs, changes], steps)
+        sections += [hubs, self._count_changes()]
+        return Page(headline, sign, scene, sections, steps)
 
-    def _count_changes(self, versus: Side) -> Section:
+    def _count_changes(self) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
+        versus = self.change
+        if versus is None:
+            return Section("")
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
         lost = Bar(f"{versus.lost:,}", versus.lost / most)

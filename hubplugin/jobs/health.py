@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
+from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, number_rows, own_share
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.hubs import (
@@ -158,17 +158,13 @@ def _read_live_queries(
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-    """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m]."""
-    known = set(_as_keys(model.terms[0].bank))
-    return np.array([key in known for key in _as_keys(queries)], bool)
+    """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m].
 
-
-def _as_keys(rows: np.ndarray) -> list[bytes]:
-    """Return the bytes of each row, rounded, so that equal rows have equal bytes.
-
-    Adding 0 makes -0 a 0.
+    They are compared after rounding.
     """
-    return [row.tobytes() for row in np.asarray(rows, np.float32).round(5) + 0.0]
+    bank = model.terms[0].bank
+    both = np.concatenate([bank, queries]).astype(np.float32).round(5)
+    return number_rows(both)[len(bank) :] < len(bank)
 
 
 def _count_hubs(
@@ -187,17 +183,14 @@ def _count_hubs(
     bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
     fields: dict[str, Any] = {}
+    asked = LiveQueries(pick_evenly(bank, queries), (), ())
     is_live = live is not None and len(live.vectors) >= FEWEST_LIVE
-    searched = pick_evenly(bank, queries)
-    called: Sequence[str] = ()
-    right = None
     if live is not None and is_live:
-        searched = live.vectors[:queries]
-        called = live.names
-        right = live.right[:queries]
+        asked = live
         if len(at_fit) >= FEWEST_LIVE:
             rng = np.random.default_rng()
             fields["drift"] = own_share(live.vectors, at_fit, compute, rng)
+    searched = asked.vectors[:queries]
     count = store.count()
     # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
@@ -213,16 +206,14 @@ def _count_hubs(
     for label, nearest in found.items():
         times = count_found(nearest, len(ids))
         occurrence[label] = add_never_found(times, count)
-    answers = None
-    if right is not None:
-        known = {**place_of, -1: -1}
-        answers = np.array([known.get(id, NOT_FOUND) for id in right])
+    known = {**place_of, -1: -1}
+    right = np.array([known.get(id, NOT_FOUND) for id in asked.right[:queries]])
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         shown = [ids[row] for row in rows]
         return shown, display_names(shown, names)
 
-    hubs, _ = find_hubs(found, len(ids), describe, called, answers)
+    hubs, _ = find_hubs(found, len(ids), describe, asked.names, right)
     fields["hubness"] = HubnessNow(
         len(searched),
         is_live,
