@@ -34,7 +34,7 @@ RAW = "raw"
 CORRECTED = "corrected"
 
 COMPARED = ("", RAW, CORRECTED, "points (95%)")
-"""The columns of a comparison, see `tabulate`."""
+"""The columns of a comparison, see `compare`."""
 
 RECALL = "right answer first (R@1)"
 WORST = "worst hub, of all queries"

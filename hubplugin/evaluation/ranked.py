@@ -176,10 +176,10 @@ def rank_store(
     place_of: dict[Id, int] = {}
     finds = []
     for each in candidates:
-        found = search_store(
+        nearest = search_store(
             searched, vectors, task.k, each.label, task.compute, place_of
         )
-        finds.append(found)
+        finds.append(nearest)
     # Files may write as text what is a number in the store.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []

@@ -136,7 +136,8 @@ def find_hubs(
     for row, id, name in zip(shown, *describe(shown), strict=True):
         found_by = {search: int(count[row]) for search, count in counts.items()}
         targets[row] = Hub(id, name, found_by)
-    is_right = np.where(answers == -1, None, after == answers)
+    is_right = (after == answers).astype(object)
+    is_right[answers == -1] = None
     listed = []
     for hub, rows in hubs.items():
         examples = []
