@@ -10,6 +10,7 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
+from hubplugin.evaluation.plans import PLANS
 from hubplugin.evaluation.ranked import Ranked, Ranking, Task, rank_arrays, rank_store
 from hubplugin.evaluation.results import (
     Example,
@@ -68,8 +69,9 @@ def evaluate(
         truth: See `TruthLike`; by default row i of the targets is the true one of query
             i.
         methods: For arrays only: names, with parameters where they differ from the
-            defaults ("is", "nnn k=128 alpha=0.75"). They are the additive methods and
-            the query-dependent ones (dis, dualdis, dsl, gc). By default every additive
+            defaults ("is", "nnn k=128 alpha=0.75"). They are the additive methods, the
+            query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which
+            need no bank and compare up to 25 million pairs. By default every additive
             method that the bank allows.
         models: For arrays only: fitted models by label, as {"learned":
             hubplugin.fit(..., learn=True)}.
@@ -204,6 +206,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
                 worst=float(occurrence.max()) / len(ranking.nearest),
                 occurrences=times,
                 storable=candidate.scores is None,
+                transductive=candidate.method in PLANS,
                 best_ranks=ranking.best,
                 versus_raw=versus_raw,
                 adjusted_p=p,

@@ -20,6 +20,7 @@ from hubplugin.compute import (
     topk,
 )
 from hubplugin.errors import InputError, Parameter
+from hubplugin.evaluation.plans import PLANS, require_solvable
 from hubplugin.evaluation.truth import (
     Names,
     TruthLike,
@@ -56,7 +57,7 @@ class Task:
     """Queries [q, d], what reports call them, and how they are searched.
 
     k: How many targets each query finds.
-    seed: The seed of samples.
+    seed: The seed of samples and of noise that breaks ties.
     """
 
     queries: Vectors
@@ -312,8 +313,17 @@ class Arrays:
                     "as in 'is tau=0.05'"
                 )
             parameters[key] = value
+        if name in PLANS:
+            if parameters:
+                raise InputError(f"method {name!r} takes no parameters")
+            require_solvable(name, len(self.queries), self.targets.rows)
+
+            def plan(rows: slice) -> np.ndarray:
+                return PLANS[name](self._similarities(slice(None)))[rows]
+
+            return Candidate(method, name, {}, scores=plan)
         if name not in METHODS and name not in QUERY_METHODS:
-            known = ", ".join([*METHODS, *QUERY_METHODS])
+            known = ", ".join([*METHODS, *QUERY_METHODS, *PLANS])
             raise InputError(f"unknown method {name!r}: use one of {known}")
         if self.bank is None:
             raise InputError(
@@ -348,16 +358,20 @@ class Arrays:
         return compare(self.queries[rows], self.targets, self.metric, quiet)
 
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
-        """Rank by each candidate. Those that map queries alike share one search."""
+        """Rank by each candidate.
+
+        Those with offsets share one search; a model that maps queries has its own.
+        """
+        shared = []
         counted: dict[str, Counts] = {}
-        groups: dict[int, list[Candidate]] = {}
         for candidate in candidates:
-            if candidate.scores is None:
-                groups.setdefault(id(candidate.query_map), []).append(candidate)
-            else:
+            if candidate.scores is not None:
                 counted[candidate.label] = self._rank_by(candidate, candidate.scores)
-        for group in groups.values():
-            counted |= self._search(group)
+            elif candidate.query_map is not None:
+                counted |= self._search([candidate])
+            else:
+                shared.append(candidate)
+        counted |= self._search(shared)
         rankings = []
         for candidate in candidates:
             greater, equal, nearest = counted[candidate.label]
@@ -384,15 +398,22 @@ class Arrays:
         return dict(zip(labels, found, strict=True))
 
     def _rank_by(self, candidate: Candidate, scores: Scoring) -> Counts:
-        """Rank by scores, as many queries at a time as memory allows."""
+        """Rank by scores, as many queries at a time as memory allows.
+
+        A plan ranks all queries at once: each of its scores depends on all of them.
+        """
         truth = self.truth
         compute = self.task.compute
         count = len(self.queries)
         greater = np.empty(len(truth.query_rows), np.int64)
         equal = np.empty_like(greater)
         nearest = np.empty((count, self.task.k), np.int64)
-        # Rules copy the scores in float64; allow for eight copies.
-        height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
+        is_plan = candidate.method in PLANS
+        height = count
+        if not is_plan:
+            # Rules copy the scores in float64; allow for eight copies.
+            height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
+        rng = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
             rows = slice(start, min(start + height, count))
             found = scores(rows)
@@ -403,6 +424,11 @@ class Arrays:
                 tie = TIE * np.finfo(np.float32).eps * abs(own)
                 greater[pair] = (row > own + tie).sum()
                 equal[pair] = (row >= own - tie).sum() - greater[pair] - 1
+            if is_plan:
+                # Nearly all scores of a plan are 0. Noise too small to change any other
+                # order breaks these ties, or targets in low rows would win them all.
+                smallest = found[found > 0].min()
+                found = found + rng.random(found.shape) * smallest * 1e-3
             nearest[rows] = topk(found, self.task.k)[1]
             compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest

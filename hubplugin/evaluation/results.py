@@ -67,6 +67,7 @@ class MethodResult:
     worst: The share of the queries that find the worst hub.
     occurrences: How many targets have the k-occurrence N, by N.
     storable: True if one offset for each target expresses the method.
+    transductive: True if it needs all queries beforehand, so that no search can use it.
     hubness: None under a filter, since a store does not count what passes it.
     most_found: The share of all places that the most found 1 % of the targets take; None
         under a filter.
@@ -82,6 +83,7 @@ class MethodResult:
     worst: float
     occurrences: dict[int, int]
     storable: bool
+    transductive: bool
     best_ranks: Annotated[InstanceOf[np.ndarray], Field(exclude=True)] = field(
         repr=False, compare=False
     )
@@ -273,13 +275,14 @@ class Results(Result):
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """Return the method of the highest R@1, None if there is none.
+    """Return the method of the highest R@1 that a search can use, None if there is none.
 
     The first of `methods` is the raw search, which is left out. Among equals, the less
     skewed method wins.
     """
+    usable = (method for method in methods[1:] if not method.transductive)
     return max(
-        methods[1:],
+        usable,
         key=lambda m: (m.recall[1].value, -(m.hubness.skewness if m.hubness else 0.0)),
         default=None,
     )

@@ -11,6 +11,7 @@ from tests.galleries import each_metric, normal, with_map
 from tests.refusals import refused
 
 RULES = ["dis", "dualdis", "dsl", "gc"]
+PLANS = ["otn", "l2n", "hn"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def scene():
 
 @pytest.fixture(scope="module")
 def evaluation(scene):
-    methods = ["is", "dbsn", "nnn k=5", *RULES]
+    methods = ["is", "dbsn", "nnn k=5", *RULES, *PLANS]
     return evaluate(**scene, methods=methods, k=5)
 
 
@@ -97,7 +98,7 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
 
 
 def test_every_kind_of_method_stands_in_the_result(evaluation):
-    labels = ["raw", "is", "dbsn", "nnn k=5", *RULES]
+    labels = ["raw", "is", "dbsn", "nnn k=5", *RULES, *PLANS]
     assert [each.label for each in evaluation.methods] == labels
     storable = [each.label for each in evaluation.methods if each.storable]
     assert storable == labels[:4]
@@ -112,6 +113,20 @@ def test_a_query_dependent_rule_is_ranked_by_its_own_scores(scene, evaluation):
     first = (ranks_in(scores) == 1).mean()
     assert found.recall[1].value == pytest.approx(first, abs=0.007)
     assert found.hubness.skewness == pytest.approx(skewness_in(scores, 5), abs=0.02)
+
+
+def test_the_zeros_of_a_sparse_plan_are_no_hits(evaluation):
+    found = evaluation["hn"]
+    matched = found.recall[1].value
+    middle_of_the_rest = (150 + 1 + 2) / 2 - 0.5
+    assert found.recall[5].value == matched
+    expected = matched + (1 - matched) * middle_of_the_rest
+    assert found.mean_rank.value == pytest.approx(expected, abs=0.6)
+
+
+def test_a_transductive_plan_is_never_recommended(evaluation):
+    assert evaluation["otn"].recall[1].value > evaluation["is"].recall[1].value
+    assert evaluation.best not in PLANS
 
 
 def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(real):
@@ -156,10 +171,11 @@ def test_the_same_seed_gives_the_same_result(scene):
         ({"truth": [150] * 150}, "target 150, but there are 150"),
         (
             {"methods": ["magic"]},
-            "unknown method 'magic': use one of blend, is, sn, .*gc",
+            "unknown method 'magic': use one of blend, is, sn, .*gc.*hn",
         ),
         ({"methods": ["is tau=-1"]}, "tau='-1' is refused"),
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
+        ({"methods": ["otn tau=1"]}, "takes no parameters"),
         ({"methods": ["is"], "bank": None}, "needs example queries"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),

@@ -199,17 +199,19 @@ def test_a_test_query_without_a_text_is_told_since_truth_goes_by_rows(store, tex
     assert said in done.stderr
 
 
-def test_a_store_and_files_are_evaluated_without_the_extra(
+def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(
     corrected, vectors, monkeypatch
 ):
     """So that the commands of the README run in what `make demo` installs."""
-    extra = ("scipy", "jinja2")
+    extra = ("scipy", "ot", "jinja2")
     for name in [*sys.modules, *extra]:
         if name.partition(".")[0] in extra:
             monkeypatch.setitem(sys.modules, name, None)
     assert evaluate(corrected, queries=vectors[0], truth=TRUE).shown is not None
     given = {"queries": vectors[0], "truth": TRUE - FIRST}
     assert evaluate(vectors[1], **given).raw.recall[1].value > 0
+    with refused(InputError, r"'hn' needs scipy; .*evaluation"):
+        evaluate(vectors[1], **given, methods=["hn"])
 
 
 @pytest.mark.parametrize(

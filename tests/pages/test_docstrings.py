@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.evaluation.plans import PLANS
 from hubplugin.methods import METHODS
 from hubplugin.rerank import QUERY_METHODS
 from tests.galleries import flat_store, normal
@@ -44,6 +45,7 @@ NEED_A_SERVER = {"hubplugin_pgvector/__init__.py": "tests/pgvector/test_queries.
 OTHERS = {
     *METHODS,
     *QUERY_METHODS,
+    *PLANS,
     *("CenteringTransform", "IndexIDMap", "LinearTransform", "ParameterSpace"),  # Faiss
     *("downcast_index", "index_cpu_to_gpu", "metric_type", "reconstruct"),
     *("QueryRequest", "model_copy", "points_selector"),  # qdrant-client, pydantic
