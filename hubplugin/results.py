@@ -30,10 +30,11 @@ NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
 
 COLOURS = {"better": "green", "worse": "red", "same": "", "": ""}
 
+RAW = "raw"
 CORRECTED = "corrected"
 
-COMPARED = ("", "raw", CORRECTED, "points (95%)")
-"""The columns of a comparison, see `tabulate`."""
+COMPARED = ("", RAW, CORRECTED, "points (95%)")
+"""The columns of a comparison, see `compare`."""
 
 RECALL = "right answer first (R@1)"
 WORST = "worst hub, of all queries"
@@ -73,6 +74,11 @@ class Hub:
     found_by: dict[str, int]
     misled: Sequence[Misled] = ()
 
+    @property
+    def title(self) -> str:
+        """The name without the id behind it."""
+        return self.name.removesuffix(f" [{self.id}]")
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -109,6 +115,7 @@ class Row:
 class Section:
     """A part of a page: lines, a table, or both. It is left out if it has neither.
 
+    lines: Empty ones are left out.
     columns: The titles of the table's columns. note: Small print below.
     chart: A histogram: for each search, how many targets are found by N queries, by N.
     """
@@ -210,7 +217,7 @@ class Result:
                 continue
             console.print()
             say(section.title, "bold")
-            for line in section.lines:
+            for line in filter(None, section.lines):
                 say(line, "", 2)
             table = _format_table(section, console.width - 2)
             if section.rows:
@@ -263,9 +270,10 @@ class Result:
             InputError: `path` cannot be written, or Jinja2 or Pillow is missing.
         """
         try:
+            import PIL  # noqa: F401 - for pictures
             from jinja2 import Environment
-        except ImportError:
-            message = f"the report needs jinja2; {install('evaluation')}"
+        except ImportError as error:
+            message = f"the report needs {error.name}; {install('evaluation')}"
             raise InputError(message) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         environment = Environment(
@@ -325,37 +333,40 @@ AXIS = 5
 """Bars of intervals reach from -1 / (2 AXIS) to 1 / (2 AXIS): 10 points of R@1."""
 
 
-def tabulate(
-    measures: Mapping[str, Side | Sequence[float | None] | None],
-) -> list[Row]:
-    """Return a row for each measure that was taken.
+Measures: TypeAlias = Mapping[str, Side | Sequence[float | None] | None]
+"""Changes of R@1, or values by each search, by what was measured. None was not."""
 
-    Args:
-        measures: By the title of its row, a change of R@1, which is good or bad news if it
-            is beyond chance, or the value by each search. None was not measured.
+
+def compare(
+    title: str,
+    measures: Measures,
+    *,
+    columns: Sequence[str] = COMPARED,
+    chart: Mapping[str, Mapping[int, int]] | None = None,
+    note: str = "",
+) -> Section:
+    """Return a section with a row for each measure that was taken.
+
+    A change of R@1 is good or bad news if it is beyond chance.
     """
     rows = list[Row]()
-    for title, measured in measures.items():
+    for name, measured in measures.items():
         if isinstance(measured, Side):
             change = measured.change
             start = 0.5 + AXIS * change.low
             interval = Bar(points(change), 0.5 + AXIS * change.high, start)
             shares = (f"{measured.before:.1%}", f"{measured.after:.1%}")
-            rows.append(Row((title, *shares, interval), change.sign))
+            rows.append(Row((name, *shares, interval), change.sign))
             continue
-        form = ".2f" if title == SKEWNESS else ".1%"
+        form = ".2f" if name.startswith(SKEWNESS) else ".1%"
         values = [format(value, form) for value in measured or () if value is not None]
         if values:
-            rows.append(Row((title, *values)))
-    return rows
+            rows.append(Row((name, *values)))
+    return Section(title, (), rows, columns, chart, note)
 
 
 def list_hubs(
-    hubs: Sequence[Hub],
-    k: int,
-    never: Sequence[str] = (),
-    field: str | None = None,
-    searches: Sequence[str] = (),
+    hubs: Sequence[Hub], k: int, never: Sequence[str] = (), field: str | None = None
 ) -> Section:
     """Return the section of the targets that most queries find by any of the searches.
 
@@ -364,21 +375,19 @@ def list_hubs(
         k: how many targets a query finds.
         never: names of some targets that no query finds.
         field: the field that has the names of targets.
-        searches: the labels of the searches that are shown; by default all.
     """
-    if hubs and not searches:
-        searches = [*hubs[0].found_by]
 
     def most(hub: Hub) -> int:
-        return max(hub.found_by[search] for search in searches)
+        return max(hub.found_by.values())
 
     shown = sorted(hubs, key=most, reverse=True)[:NAMED]
     rows = []
+    columns = [field or ""]
     for hub in shown:
-        counts = [hub.found_by[search] for search in searches]
+        columns[1:] = hub.found_by
+        counts = hub.found_by.values()
         bars = [Bar(f"{count:,}", count / most(shown[0])) for count in counts]
-        name = hub.name.removesuffix(f" [{hub.id}]")
-        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], name))
+        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], hub.title))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (
@@ -387,7 +396,6 @@ def list_hubs(
         )
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    columns = (field or "", *searches)
     return Section("Comes back most", (), rows, columns, note=note)
 
 
@@ -420,9 +428,6 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     """Return a thumbnail of the picture called `name` in a folder, as a data URL.
 
     Return None if there is no such picture there, or it cannot be read.
-
-    Raises:
-        InputError: Pillow is missing.
     """
     if folder is None:
         return None
@@ -430,11 +435,8 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     path = (root / name).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         return None
-    try:
-        from PIL import Image
-    except ImportError:
-        message = f"pictures need Pillow; {install('evaluation')}"
-        raise InputError(message) from None
+    from PIL import Image
+
     content = io.BytesIO()
     try:
         with Image.open(path) as image:

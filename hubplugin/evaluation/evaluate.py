@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hubplugin.evaluation.results import (
     usable_best,
 )
 from hubplugin.evaluation.truth import Names, TruthLike, as_names
+from hubplugin.jobs.hubs import count_found, find_hubs
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import ndcg
@@ -30,8 +31,8 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import Hub
-from hubplugin.store import Store
+from hubplugin.results import RAW
+from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, as_vectors
 
 
@@ -77,8 +78,8 @@ def evaluate(
         k: How many targets a query finds, of the k-occurrence and nDCG@k; 10 as in the
             papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
-        names: What reports and a qrels file call targets: a sequence, or a text file
-            with one a line. For a store a function of ids, as `hubplugin.jobs.naming`
+        names: What reports and a qrels file call targets: a sequence, or a file of
+            texts, one a line or in JSON. For a store a function of ids, as `hubplugin.jobs.naming`
             gives it.
         query_names: What they call queries.
         metric: For arrays only, as in `hubplugin.fit`.
@@ -125,27 +126,14 @@ def evaluate(
     return results_of(rank_store(task, targets, truth, condition, naming), task)
 
 
-HUBS = 20
-"""The most hubs, and the most targets never found, that results name."""
-
 EXAMPLES = 3
 """The most examples of won queries, and of lost queries."""
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
     """Return the results of the rankings: figures, hubs and examples."""
-    size = len(ranked.ids)
-    occurrences = []
-    for ranking in ranked.rankings:
-        found = ranking.nearest[ranking.nearest >= 0]
-        occurrences.append(hubness.k_occurrence(found, size))
-    methods = _measure_methods(ranked, occurrences, task)
-    rows = hubness.hubs(occurrences[0], HUBS).tolist()
-    never: list[int] = []
-    if ranked.count == size:  # all targets are known by name
-        unfound = np.flatnonzero(occurrences[0] == 0)
-        never = hubness.pick_evenly(unfound, HUBS).tolist()
-    names = ranked.names([ranked.ids[row] for row in [*rows, *never]])
+    methods = _measure_methods(ranked, task)
+    found = {RAW: ranked.rankings[0].nearest}
     best = usable_best(methods)
     recommended = None
     examples: list[Example] = []
@@ -153,13 +141,17 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         if best.sign > 0:
             recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
-        examples += _draw_examples(ranked, corrected, "won", task.seed)
-        examples += _draw_examples(ranked, corrected, "lost", task.seed)
-    hubs = []
-    for row, name in zip(rows, names, strict=False):
-        counts = zip(methods, occurrences, strict=True)
-        found_by = {method.label: int(each[row]) for method, each in counts}
-        hubs.append(Hub(ranked.ids[row], name, found_by))
+        found[best.label] = corrected.nearest
+        examples += _draw_examples(ranked, corrected, task.seed)
+
+    def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
+        ids = [ranked.ids[row] for row in rows]
+        return ids, ranked.names(ids)
+
+    size = len(ranked.ids)
+    hubs, never = find_hubs(found, size, describe)
+    if ranked.count != size:
+        never = []  # most of these are not known by name
     return Results(
         queries=len(ranked.rankings[0].nearest),
         judged=len(ranked.judged),
@@ -168,24 +160,23 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         methods=methods,
         best=recommended,
         hubs=hubs,
-        anti_hubs=names[len(rows) :],
+        anti_hubs=never,
         examples=examples,
         **ranked.facts,
     )
 
 
-def _measure_methods(
-    ranked: Ranked, occurrences: Sequence[np.ndarray], task: Task
-) -> list[MethodResult]:
+def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
     """Return the figures of each ranking."""
     seed = task.seed
     raw, *others = ranked.rankings
     versus = [Side.of(raw.best <= 1, other.best <= 1) for other in others]
     adjusted = adjust([side.p for side in versus])
     results = list[MethodResult]()
-    for ranking, occurrence, versus_raw, p in zip(
-        ranked.rankings, occurrences, [None, *versus], [None, *adjusted], strict=True
+    for ranking, versus_raw, p in zip(
+        ranked.rankings, [None, *versus], [None, *adjusted], strict=True
     ):
+        occurrence = count_found(ranking.nearest, len(ranked.ids))
         candidate = ranking.candidate
         recall = {}
         for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
@@ -226,16 +217,14 @@ def _measure_methods(
     return results
 
 
-def _draw_examples(
-    ranked: Ranked, corrected: Ranking, outcome: Literal["won", "lost"], seed: int
-) -> Iterator[Example]:
-    """Draw up to `EXAMPLES` judged queries that `corrected` has won or lost."""
+def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Example]:
+    """Draw up to `EXAMPLES` judged queries that `corrected` has won, and that it has lost."""
     raw = ranked.rankings[0]
-    winner, loser = (corrected, raw) if outcome == "won" else (raw, corrected)
-    happened = (winner.best <= 1) & (loser.best > 1)
-    happened &= loser.nearest[ranked.judged, 0] >= 0
     rng = np.random.default_rng(seed)
-    for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
-        row = ranked.judged[place]
-        ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
-        yield Example(outcome, ranked.asked[place], *ranked.names(ids))
+    for outcome, winner, loser in (("won", corrected, raw), ("lost", raw, corrected)):
+        happened = (winner.best <= 1) & (loser.best > 1)
+        happened &= loser.nearest[ranked.judged, 0] >= 0
+        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+            row = ranked.judged[place]
+            ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
+            yield Example(outcome, ranked.asked[place], *ranked.names(ids))

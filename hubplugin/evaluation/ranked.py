@@ -28,6 +28,7 @@ from hubplugin.evaluation.truth import (
     as_truth,
     read_truth,
 )
+from hubplugin.jobs.hubs import NOT_FOUND, search_store
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
 from hubplugin.measures.significance import Figure, Side
@@ -35,6 +36,7 @@ from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.rerank import QUERY_METHODS
+from hubplugin.results import CORRECTED, RAW
 from hubplugin.store import Id, Store
 from hubplugin.vectors import (
     VectorLike,
@@ -42,12 +44,6 @@ from hubplugin.vectors import (
     as_vectors,
     prepare,
 )
-
-RAW = "raw"
-CORRECTED = "corrected"
-
-BATCH = 256
-"""Queries in one request to a store."""
 
 Scoring: TypeAlias = Callable[[slice], np.ndarray]
 """Returns the scores of all targets for the queries in some rows: rows -> [rows, n]."""
@@ -181,12 +177,15 @@ def rank_store(
     place_of: dict[Id, int] = {}
     finds = []
     for each in candidates:
-        finds.append(_search_store(searched, vectors, task, each.label, place_of))
-    # Files may write as text what is a number in the store; -2 was found by no query.
+        nearest = search_store(
+            searched, vectors, task.k, each.label, task.compute, place_of
+        )
+        finds.append(nearest)
+    # Files may write as text what is a number in the store.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []
     for row in judged:
-        true.append([by_text.get(str(key), -2) for key in given[row]])
+        true.append([by_text.get(str(key), NOT_FOUND) for key in given[row]])
     rankings = []
     for candidate, nearest in zip(candidates, finds, strict=True):
         best = np.full(len(judged), math.inf)
@@ -221,25 +220,6 @@ def _forecast(model: OffsetModel) -> Side | None:
     before, after, *change = at_fit.right
     # The model keeps neither the error nor the number of queries.
     return Side(before, after, math.nan, 0, "queries", Figure(*change))
-
-
-def _search_store(
-    store: Store, queries: np.ndarray, task: Task, label: str, place_of: dict[Id, int]
-) -> np.ndarray:
-    """Return the places of what each query finds by the search `label` [q, k].
-
-    A query that finds fewer is filled up with -1. Ids that were not found before get
-    the next places in `place_of`.
-    """
-    nearest = np.full((len(queries), task.k), -1, np.int64)
-    for start in range(0, len(queries), BATCH):
-        batch = queries[start : start + BATCH]
-        hits = store.search(batch, task.k, raw=label == RAW).ids
-        for row, ids in enumerate(hits, start):
-            found = [place_of.setdefault(id, len(place_of)) for id in ids]
-            nearest[row, : len(ids)] = found
-        task.compute.report(f"searching {label}", start + len(hits), len(queries))
-    return nearest
 
 
 def rank_arrays(

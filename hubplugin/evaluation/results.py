@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, InstanceOf
@@ -14,7 +14,6 @@ from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
-    COMPARED,
     NEVER,
     RECALL,
     SKEWNESS,
@@ -26,9 +25,9 @@ from hubplugin.results import (
     Row,
     Section,
     Step,
+    compare,
     describe_changes,
     list_hubs,
-    tabulate,
 )
 
 SIGNIFICANT = 0.05
@@ -43,7 +42,7 @@ class Example:
     wrong: What comes first in the other search.
     """
 
-    outcome: Literal["won", "lost"]
+    outcome: str
     query: str
     right: str
     wrong: str
@@ -176,26 +175,26 @@ class Results(Result):
     def page(self) -> Page:
         headline, sign = self._headline()
         sides = [self.raw]
-        changes = Section("Won and lost")
-        shown = self.shown
-        if shown is not None and shown.versus_raw is not None:
-            sides.append(shown)
-            changes = self._count_changes(shown.versus_raw)
+        if self.shown is not None:
+            sides.append(self.shown)
         sections = [self._compare(sides)]
         steps = []
         if self.store is None:
             sections.append(self._list_methods())
         elif sign < 0:
             steps.append(Step("searches are raw again", "remove"))
-        labels = [side.label for side in sides]
-        hubs = list_hubs(self.hubs, self.k, self.anti_hubs, searches=labels)
+        hubs = list_hubs(self.hubs, self.k, self.anti_hubs)
         scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
             scene += f" · filter {self.condition}"
-        return Page(headline, sign, scene, [*sections, hubs, changes], steps)
+        sections += [hubs, self._count_changes()]
+        return Page(headline, sign, scene, sections, steps)
 
-    def _count_changes(self, versus: Side) -> Section:
+    def _count_changes(self) -> Section:
         """Return the section of how many queries were won and lost, with examples."""
+        versus = self.change
+        if versus is None:
+            return Section("")
         most = max(versus.won, versus.lost, 1)
         won = Bar(f"{versus.won:,}", versus.won / most)
         lost = Bar(f"{versus.lost:,}", versus.lost / most)
@@ -232,26 +231,27 @@ class Results(Result):
 
     def _compare(self, sides: Sequence[MethodResult]) -> Section:
         """Return the section that compares the raw search and the method shown."""
-        rows = tabulate({RECALL: self.change, "as foretold by the fit": self.forecast})
+        measures: dict[str, Any] = {
+            RECALL: self.change,
+            "as foretold by the fit": self.forecast,
+        }
         for k in self.raw.recall:
             if k > 1 or self.change is None:
-                rows += tabulate({f"R@{k}": [side.recall[k].value for side in sides]})
+                measures[f"R@{k}"] = [side.recall[k].value for side in sides]
         hubness = [side.hubness for side in sides if side.hubness is not None]
-        rows += tabulate(
-            {
-                WORST: [side.worst for side in sides],
-                "places of the top 1%": [side.most_found for side in sides],
-                NEVER: [each.anti_hub_share for each in hubness],
-                SKEWNESS: [each.skewness for each in hubness],
-            }
-        )
+        measures |= {
+            WORST: [side.worst for side in sides],
+            "places of the top 1%": [side.most_found for side in sides],
+            NEVER: [each.anti_hub_share for each in hubness],
+            SKEWNESS: [each.skewness for each in hubness],
+        }
         note = f"{sides[-1].label}."
         if self.correction is not None:
             note = f"Active: {self.correction}."
         elif self.best is not None:
             note += " It was picked on these queries: new ones gain a little less."
         chart = {side.label: side.occurrences for side in sides}
-        return Section("Raw and corrected", (), rows, COMPARED, chart, note)
+        return compare("Raw and corrected", measures, chart=chart, note=note)
 
     def _list_methods(self) -> Section:
         """Return the section of every method, with the direction of its change."""

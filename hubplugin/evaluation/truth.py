@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter
+from hubplugin.jobs.naming import read_names
 from hubplugin.measures.retrieval import Truth
 from hubplugin.store import Id
 from hubplugin.vectors import SupportsArray, open_npy, require_file
@@ -29,7 +30,7 @@ rows, or its names. Or a path: an .npy file of that, or a qrels file, of TREC (l
 a header). None: row i of an array belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
-"""A name for each vector, in their order: a sequence, or a text file of a name a line."""
+"""A name for each vector, in their order: a sequence, or a file as `read_names` takes it."""
 
 
 def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
@@ -39,11 +40,8 @@ def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
     cannot be read.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        try:
-            source = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{label}: cannot read {str(path)!r}: {error}") from None
+        texts = read_names(source, label)
+        source = [texts.get(str(row)) for row in range(len(texts))]
     if source is not None and len(source) != rows:
         raise InputError(
             f"{label} has {len(source)} entries for {rows} vectors; expected one each"

@@ -97,7 +97,8 @@ def apply(
         StoreError: the store cannot be read or written.
     """
     store = for_job(store)
-    compute.torch_device()  # raises if it is not there, before anything is read
+    if compute.device != "auto":  # which cannot fail, and would import torch
+        compute.torch_device()  # raises if it is not there, before anything is read
     if isinstance(bank, OffsetModel):
         beside = learn or parameters or executor
         if beside or method != "blend":

@@ -24,7 +24,7 @@ from hubplugin.causes import (
 from hubplugin.compute import Compute
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
-from hubplugin.jobs.hubs import LISTED, find_hubs, find_targets
+from hubplugin.jobs.hubs import find_hubs, find_targets
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import show_lesson, show_trial
 from hubplugin.learning import LearnedMap, Teachers, learn_query_map, read_learn
@@ -35,7 +35,6 @@ from hubplugin.measures.hubness import (
     k_occurrence,
     most_found,
     never_found_by_chance,
-    pick_evenly,
     share_of_most_found,
     share_of_most_found_by_chance,
     skewness_by_chance,
@@ -44,6 +43,7 @@ from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.results import (
     CORRECTED,
+    RAW,
     Hub,
     Page,
     Result,
@@ -258,7 +258,7 @@ def diagnose(
     findings = find_causes(prepared, nearest, seed)
     default = METHODS["blend"]()
     trial = judge_by(prepared, default.resolve(prepared), seed)
-    found = {"raw": nearest.tolist()}
+    found = {RAW: nearest}
     lesson = model = None
     if learn is not False:
         lesson = learn_query_map(default, teachers)
@@ -267,7 +267,7 @@ def diagnose(
         model = default.fit(prepared)
     if model is not None:
         label = "searching corrected"
-        found[CORRECTED] = find_targets(prepared, asked, label, model).tolist()
+        found[CORRECTED] = find_targets(prepared, asked, label, model)
     names = names_of(targets, show)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
@@ -275,10 +275,8 @@ def diagnose(
         return ids, display_names(ids, names)
 
     called = [call_query(examples, row) for row in range(queries)]
-    right = None
-    if prepared.pairs is None and prepared.clicks is not None:
-        right = prepared.clicks.tolist()
-    never = pick_evenly(np.flatnonzero(occurrence == 0), LISTED)
+    right = prepared.clicks if prepared.pairs is None else None
+    hubs, never = find_hubs(found, count, describe, called, right)
     k = min(OCCURRENCE, count)
     most = share_of_most_found_by_chance(queries, k, count)
     diagnosis = Diagnosis(
@@ -290,8 +288,8 @@ def diagnose(
         never_found=ShareAndChance(
             anti_hub_share(occurrence), never_found_by_chance(queries, k, count)
         ),
-        hubs=find_hubs(found, describe, called, right),
-        anti_hubs=describe(never.tolist())[1],
+        hubs=hubs,
+        anti_hubs=never,
         findings=findings,
         trial=trial,
         occurrences=count_targets(occurrence),

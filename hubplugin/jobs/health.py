@@ -10,13 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, own_share
+from hubplugin.bank import SEEN, Bank, BankLike, PreparedBank, number_rows, own_share
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, StoreError
-from hubplugin.jobs.hubs import count_found, find_hubs, find_targets
+from hubplugin.jobs.hubs import (
+    NOT_FOUND,
+    count_found,
+    find_hubs,
+    find_targets,
+    search_store,
+)
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import HubnessNow, Inspection
-from hubplugin.jobs.write import Counts, compare, require_match
+from hubplugin.jobs.write import count_wrong, require_match
 from hubplugin.measures.hubness import (
     add_never_found,
     count_targets,
@@ -27,7 +33,7 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.measures.significance import Side
 from hubplugin.model import HubnessAtFit, OffsetModel
-from hubplugin.results import CORRECTED, NAMED
+from hubplugin.results import CORRECTED, RAW
 from hubplugin.store import Correction, Id, Store, for_job, read_recorded
 from hubplugin.validation import OCCURRENCE
 
@@ -80,7 +86,9 @@ def inspect(
         asked = None
         if searches:
             asked = _read_live_queries(store, correction, live, compute)
-        fields = _compare_offsets(store, model, compute)
+        counts = count_wrong(store, model, compute)
+        fields = {**vars(counts)}
+        del fields["scanned"]
         if searches:
             fields |= _count_hubs(store, model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
@@ -96,30 +104,6 @@ def inspect(
         shown=getattr(names, "field", None),
         **fields,
     )
-
-
-def _compare_offsets(
-    store: Store, model: OffsetModel, compute: Compute
-) -> dict[str, Any]:
-    """Return the fields of an inspection that compare stored offsets with the model's."""
-    counts = Counts()
-    missing = list[Id]()
-    stale = list[Id]()
-    for batch, _, wrong in compare(
-        store, model, store.scan(), counts, compute, "checking offsets"
-    ):
-        absent = np.isnan(batch.offsets)
-        for ids, which in ((missing, absent), (stale, wrong & ~absent)):
-            rows = np.flatnonzero(which)[: NAMED - len(ids)]
-            ids += [batch.ids[row] for row in rows.tolist()]
-    return {
-        "missing": counts.missing,
-        "stale": counts.stale,
-        "foreign": counts.foreign,
-        "invalid_vectors": counts.invalid_vectors,
-        "missing_ids": missing,
-        "stale_ids": stale,
-    }
 
 
 @dataclass(frozen=True)
@@ -174,17 +158,13 @@ def _read_live_queries(
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
-    """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m]."""
-    known = set(_as_keys(model.terms[0].bank))
-    return np.array([key in known for key in _as_keys(queries)], bool)
+    """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m].
 
-
-def _as_keys(rows: np.ndarray) -> list[bytes]:
-    """Return the bytes of each row, rounded, so that equal rows have equal bytes.
-
-    Adding 0 makes -0 a 0.
+    They are compared after rounding.
     """
-    return [row.tobytes() for row in np.asarray(rows, np.float32).round(5) + 0.0]
+    bank = model.terms[0].bank
+    both = np.concatenate([bank, queries]).astype(np.float32).round(5)
+    return number_rows(both)[len(bank) :] < len(bank)
 
 
 def _count_hubs(
@@ -203,37 +183,45 @@ def _count_hubs(
     bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
     fields: dict[str, Any] = {}
+    asked = LiveQueries(pick_evenly(bank, queries), (), ())
     is_live = live is not None and len(live.vectors) >= FEWEST_LIVE
-    searched = pick_evenly(bank, queries)
-    called: Sequence[str] = ()
-    right = None
     if live is not None and is_live:
-        searched = live.vectors[:queries]
-        called = live.names
-        right = live.right
+        asked = live
         if len(at_fit) >= FEWEST_LIVE:
             rng = np.random.default_rng()
             fields["drift"] = own_share(live.vectors, at_fit, compute, rng)
+    searched = asked.vectors[:queries]
     count = store.count()
     # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
         return fields
-    found = {
-        "raw": store.search(searched, OCCURRENCE, raw=True).ids,
-        CORRECTED: store.search(searched, OCCURRENCE).ids,
-    }
+    found = {}
+    place_of: dict[Id, int] = {}
+    for label in (RAW, CORRECTED):
+        found[label] = search_store(
+            store, searched, OCCURRENCE, label, compute, place_of
+        )
+    ids = [*place_of]
     occurrence = {}
-    for label, ids in found.items():
-        times = np.array([*count_found(ids).values()])
+    for label, nearest in found.items():
+        times = count_found(nearest, len(ids))
         occurrence[label] = add_never_found(times, count)
+    known = {**place_of, -1: -1}
+    right = np.array([known.get(id, NOT_FOUND) for id in asked.right[:queries]])
+
+    def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
+        shown = [ids[row] for row in rows]
+        return shown, display_names(shown, names)
+
+    hubs, _ = find_hubs(found, len(ids), describe, asked.names, right)
     fields["hubness"] = HubnessNow(
         len(searched),
         is_live,
-        skewness(occurrence["raw"]),
+        skewness(occurrence[RAW]),
         skewness(occurrence[CORRECTED]),
         skewness_by_chance(len(searched), OCCURRENCE, count),
         model.hubness_at_fit,
-        find_hubs(found, lambda ids: (ids, display_names(ids, names)), called, right),
+        hubs,
         {label: count_targets(each) for label, each in occurrence.items()},
     )
     return fields

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import Any, TypeAlias
+from dataclasses import replace
 
 import numpy as np
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import TopK, search
+from hubplugin.compute import Compute, TopK, search
+from hubplugin.measures import hubness
 from hubplugin.model import OffsetModel
-from hubplugin.results import CORRECTED, Hub, Misled
-from hubplugin.store import Id
+from hubplugin.results import CORRECTED, RAW, Hub, Misled
+from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE
 
 LISTED = 20
@@ -22,13 +21,48 @@ LISTED = 20
 MISLED = 3
 """Queries that a hub is shown with."""
 
-Found: TypeAlias = Sequence[Sequence[Any]]
-"""The targets that each query finds, best first."""
+NOT_FOUND = -2
+"""The place of a right answer that no query finds."""
+
+BATCH = 256
+"""Queries in one request to a store."""
 
 
-def count_found(found: Found) -> Counter[Any]:
-    """Return how many queries find each target."""
-    return Counter(chain.from_iterable(found))
+def count_found(nearest: np.ndarray, size: int) -> np.ndarray:
+    """Return how many queries find each of `size` targets: int64 [size].
+
+    nearest: the rows that queries find [q, k], -1 for none.
+    """
+    return hubness.k_occurrence(nearest[nearest >= 0], size)
+
+
+def search_store(
+    store: Store,
+    queries: np.ndarray,
+    k: int,
+    label: str,
+    compute: Compute,
+    place_of: dict[Id, int],
+) -> np.ndarray:
+    """Return the places of the targets that queries find, best first, -1 for none: [q, k].
+
+    Args:
+        store: The store.
+        queries: Queries [q, d].
+        k: How many targets each finds.
+        label: The search, "raw" or "corrected".
+        compute: Its progress is reported.
+        place_of: The places of ids; ids that were not found before get the next ones.
+    """
+    nearest = np.full((len(queries), k), -1, np.int64)
+    for start in range(0, len(queries), BATCH):
+        batch = queries[start : start + BATCH]
+        hits = store.search(batch, k, raw=label == RAW).ids
+        for row, ids in enumerate(hits, start):
+            found = [place_of.setdefault(id, len(place_of)) for id in ids]
+            nearest[row, : len(ids)] = found
+        compute.report(f"searching {label}", start + len(hits), len(queries))
+    return nearest
 
 
 def find_targets(
@@ -64,68 +98,69 @@ def find_targets(
 
 
 def find_hubs(
-    found: Mapping[str, Found],
-    describe: Callable[[list[Any]], tuple[Sequence[Id], Sequence[str]]],
+    found: Mapping[str, np.ndarray],
+    size: int,
+    describe: Callable[[list[int]], tuple[Sequence[Id], Sequence[str]]],
     queries: Sequence[str] = (),
-    right: Sequence[Any] | None = None,
-) -> list[Hub]:
-    """Return the targets that most queries find, by any of the searches.
+    right: np.ndarray | None = None,
+) -> tuple[list[Hub], list[str]]:
+    """Return the targets that most queries find, and names of some that none finds raw.
 
     Args:
-        found: The finds by "raw" and, if there is a correction, "corrected".
-        describe: Returns the ids and names of targets, given as in `found`.
-        queries: What each query is called. Without it, or without a correction, hubs
-            have no `misled`.
-        right: The right answer to each query, -1 if unknown; None without any.
+        found: The rows of targets that queries find by each search, "raw" and others:
+            best first, -1 for none [q, k].
+        size: How many targets there are.
+        describe: Returns the ids and names of targets, given their rows.
+        queries: What each query is called. Without it, or without a corrected search,
+            hubs have no `misled`.
+        right: The row of the right answer to each query [q], -1 if unknown.
     """
-    counts = {search: count_found(each) for search, each in found.items()}
-    most = [count.most_common(LISTED) for count in counts.values()]
-    hubs = [*dict.fromkeys(target for each in most for target, _ in each)]
-    first = [each[0] if each else None for each in found["raw"]]
-    after = [each[0] if each else None for each in found.get(CORRECTED, ())]
-    answers = right or [-1] * len(first)
-    misled: dict[Any, list[int]] = {}
-    if queries and after:
-        misled = {hub: _pick_misled(hub, first, after, answers) for hub in hubs}
-    instead = [after[row] for rows in misled.values() for row in rows]
-    shown = [*dict.fromkeys([*hubs, *instead])]
-    ids, names = describe(shown)
-    id_of = dict(zip(shown, ids, strict=True))
-    name_of = dict(zip(shown, names, strict=True))
-    described = []
-    for hub in hubs:
+    counts = {search: count_found(rows, size) for search, rows in found.items()}
+    hubs: dict[int, list[int]] = {}
+    for count in counts.values():
+        most = hubness.hubs(count, LISTED)
+        hubs |= {hub: [] for hub in most[count[most] > 0].tolist()}
+    first = after = answers = np.full(len(found[RAW]), -1)
+    if queries and CORRECTED in found:
+        first = found[RAW][:, 0]
+        after = found[CORRECTED][:, 0]
+        if right is not None:
+            answers = right
+        misled = _order_misled(first, after, answers)
+        for hub in hubs:
+            hubs[hub] = misled[first[misled] == hub][:MISLED].tolist()
+    never = hubness.pick_evenly(np.flatnonzero(counts[RAW] == 0), LISTED).tolist()
+    instead = [int(after[query]) for rows in hubs.values() for query in rows]
+    shown = [*dict.fromkeys([*hubs, *never, *instead])]
+    targets = {}
+    for row, id, name in zip(shown, *describe(shown), strict=True):
+        found_by = {search: int(count[row]) for search, count in counts.items()}
+        targets[row] = Hub(id, name, found_by)
+    is_right = (after == answers).astype(object)
+    is_right[answers == -1] = None
+    listed = []
+    for hub, rows in hubs.items():
         examples = []
-        for row in misled.get(hub, ()):
-            target = after[row]
-            is_right = None if answers[row] == -1 else target == answers[row]
-            name = name_of[target].removesuffix(f" [{id_of[target]}]")
-            examples.append(Misled(queries[row], name, is_right))
-        found_by = {search: count[hub] for search, count in counts.items()}
-        described.append(Hub(id_of[hub], name_of[hub], found_by, examples))
-    return described
+        for query in rows:
+            title = targets[after[query]].title
+            examples.append(Misled(queries[query], title, is_right[query]))
+        listed.append(replace(targets[hub], misled=examples))
+    return listed, [targets[row].name for row in never]
 
 
-def _pick_misled(
-    hub: Any, first: Sequence[Any], after: Sequence[Any], right: Sequence[Any]
-) -> list[int]:
-    """Return the rows of up to `MISLED` queries for which `hub` wrongly comes first.
+def _order_misled(
+    first: np.ndarray, after: np.ndarray, right: np.ndarray
+) -> np.ndarray:
+    """Return the queries for which the target that comes first is wrong.
 
     Queries that the correction answers rightly come before those that it only changes. If
     the right answer is unknown, only queries that it changes count as misled.
 
     Args:
-        hub: The target.
-        first, after: What comes first for each query, raw and corrected [m].
-        right: The right answer to each query, -1 if unknown [m].
+        first, after: What comes first for each query, raw and corrected [q].
+        right: The right answer to each query, -1 if unknown [q].
     """
-    ranks = {}
-    for row, target in enumerate(first):
-        if target != hub or right[row] == hub:
-            continue
-        if after[row] == right[row]:
-            ranks[row] = 0
-        elif after[row] != hub:
-            ranks[row] = 1
-        elif right[row] != -1:
-            ranks[row] = 2
-    return sorted(ranks, key=ranks.__getitem__)[:MISLED]
+    rank = np.select([after == right, after != first, right != -1], [0, 1, 2], 3)
+    rank[(first == right) | (after < 0)] = 3
+    order = np.argsort(rank, kind="stable")
+    return order[rank[order] < 3]

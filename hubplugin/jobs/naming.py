@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -66,16 +67,21 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
     is_file = show is not None and (Path(show).is_file() or show.endswith(FILES))
     if isinstance(source, Store) and not is_file:
         return FieldNames(source, show)
-    return None if show is None else read_names(show)
+    if show is None:
+        return None
+    texts = read_names(show)
+    return lambda ids: [texts.get(str(id)) for id in ids]
 
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     """Return each target's name with its id behind, or its id alone if it has no name."""
-    texts = [None] * len(ids) if names is None or not ids else names(ids)
-    return [
-        str(key) if name is None else f"{shorten(name)} [{key}]"
-        for key, name in zip(ids, texts, strict=True)
-    ]
+    if names is None or not ids:
+        return [str(key) for key in ids]
+    displayed = []
+    for key, text in zip(ids, names(ids), strict=True):
+        name = "" if text is None else shorten(text)
+        displayed.append(f"{name} [{key}]" if name else str(key))
+    return displayed
 
 
 def call_query(bank: Bank, row: int) -> str:
@@ -92,23 +98,23 @@ def shorten(text: object) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def read_names(source: str) -> Naming:
-    """Return the names in a file: texts by id in .json, or a list, or lines from id 0 on.
+def read_names(source: str | os.PathLike[str], label: str = "names") -> dict[str, Any]:
+    """Return the texts in a file by id: lines from id 0 on; from .json, an object or a list.
 
-    Raises InputError if it cannot be read.
+    Raises InputError, which calls them `label`, if the file cannot be read.
     """
     path = Path(source)
-    require_file(path, "names")
+    require_file(path, label)
     try:
         text = path.read_text(encoding="utf-8")
         texts = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
-        raise InputError(f"names: cannot read {str(path)!r}: {error}") from None
+        raise InputError(f"{label}: cannot read {str(path)!r}: {error}") from None
     if isinstance(texts, list):
         texts = {str(row): item for row, item in enumerate(texts)}
     if not isinstance(texts, dict):
         raise InputError(
-            f"names: {str(path)!r} holds {type(texts).__name__}; expected a list, or "
+            f"{label}: {str(path)!r} holds {type(texts).__name__}; expected a list, or "
             "texts by id"
         )
-    return lambda ids: [texts.get(str(id)) for id in ids]
+    return texts

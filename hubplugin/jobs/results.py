@@ -19,18 +19,19 @@ from hubplugin.results import (
     CORRECTED,
     NAMED,
     NEVER,
+    RAW,
     RECALL,
     SKEWNESS,
     WORST,
     Hub,
+    Measures,
     Page,
     Result,
-    Row,
     Section,
     Step,
+    compare,
     describe_changes,
     list_hubs,
-    tabulate,
 )
 from hubplugin.store import Correction, Id
 from hubplugin.validation import OCCURRENCE, Figures
@@ -60,6 +61,8 @@ class InvalidVectors:
             self.named[ids[row]] = reason
 
     def __str__(self) -> str:
+        if not self.count:
+            return ""
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         if self.count > len(self.named):
             which += f" and {self.count - len(self.named)} more"
@@ -67,10 +70,6 @@ class InvalidVectors:
             f"{self.count} with vectors that the model cannot judge, those of length 0 "
             f"have the offset 0, others its smallest: {which}"
         )
-
-    def lines(self) -> list[str]:
-        """Return a line about them, or nothing if there are none."""
-        return [str(self)] if self.count else []
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
@@ -84,34 +83,35 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     )
 
 
-def tabulate_hubness(*sides: Figures) -> list[Row]:
-    """Return the rows of the measures of hubness, with a cell for each of `sides`."""
-    return tabulate(
-        {
-            WORST: [side.largest for side in sides],
-            NEVER: [side.never for side in sides],
-            SKEWNESS: [side.skewness for side in sides],
-        }
-    )
+def measure_hubness(*sides: Figures) -> Measures:
+    """Return the measures of hubness, with a value for each of `sides`."""
+    return {
+        WORST: [side.largest for side in sides],
+        NEVER: [side.never for side in sides],
+        SKEWNESS: [side.skewness for side in sides],
+    }
+
+
+ASKED_BEFORE = "asked before (R@1)"
 
 
 def show_trial(trial: Trial, title: str) -> Section:
     """Return the section, called `title`, of what the guard's `trial` measured."""
-    changes = tabulate({RECALL: trial.right, "asked before (R@1)": trial.asked})
-    rows = changes + tabulate_hubness(trial.raw, trial)
+    recall = {RECALL: trial.right, ASKED_BEFORE: trial.asked}
+    measures = {**recall, **measure_hubness(trial.raw, trial)}
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
     note += doubt_clicks(trial.asked, trial.right)
-    chart = {"raw": trial.raw.occurrences, CORRECTED: trial.occurrences}
-    return Section(title, (), rows, COMPARED, chart, note)
+    chart = {RAW: trial.raw.occurrences, CORRECTED: trial.occurrences}
+    return compare(title, measures, chart=chart, note=note)
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
     """Return the section of what a query map gains over the offsets alone."""
-    asked = {"asked before (R@1)": lesson.asked}
-    rows = tabulate({"not asked before (R@1)": lesson.other, **asked})
+    title = "A map of the query would change"
+    measures = {"not asked before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
     columns = ("", "offsets", "and map", COMPARED[3])
     note = ". ".join([*lesson.notes, ""])
-    return Section("A map of the query would change", (), rows, columns, note=note)
+    return compare(title, measures, columns=columns, note=note)
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +147,7 @@ class Applied(Result):
     def page(self) -> Page:
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
         counts = f"of {self.scanned:,} targets {counts}"
-        lines = [counts, *self.notes, *self.invalid_vectors.lines()]
+        lines = [counts, *self.notes, str(self.invalid_vectors)]
         sections = [Section("What was done", lines, note=_describe(self.model))]
         state = "active"
         outcome = f"{self.model.method}; {counts}"
@@ -182,10 +182,9 @@ class Applied(Result):
 def show_versus(versus: OldVersusNew) -> Section:
     """Return the section that compares no correction, the old one and the new one."""
     sides = (versus.raw, versus.old, versus.new)
-    recall = tabulate({RECALL: [side.recall for side in sides]})
-    rows = recall + tabulate_hubness(*sides)
+    measures = {RECALL: [side.recall for side in sides], **measure_hubness(*sides)}
     note = f"From the old correction to the new one {versus.figures}."
-    return Section("Old and new", (), rows, ("", "raw", "old", "new"), note=note)
+    return compare("Old and new", measures, columns=("", RAW, "old", "new"), note=note)
 
 
 @dataclass(frozen=True, repr=False)
@@ -282,14 +281,13 @@ class HubnessNow:
 
         Targets are called by `field`.
         """
-        now = f"now, {self.queries} {'live' if self.live else 'bank'} queries"
-        rows = [Row((now, f"{self.raw:.2f}", f"{self.corrected:.2f}"))]
-        fit = self.fit
-        if fit is not None:
-            rows.append(Row(("at the fit", f"{fit.raw:.2f}", f"{fit.corrected:.2f}")))
-        title = f"Skewness of the {OCCURRENCE}-occurrence, by chance {self.chance:.2f}"
-        skewness = Section(title, (), rows, COMPARED[:3], self.occurrences)
-        return [skewness, list_hubs(self.hubs, OCCURRENCE, field=field)]
+        measures = {f"{SKEWNESS} now": [self.raw, self.corrected]}
+        if self.fit is not None:
+            measures[f"{SKEWNESS} at the fit"] = [self.fit.raw, self.fit.corrected]
+        kind = "live" if self.live else "bank"
+        note = f"{self.queries} {kind} queries; by chance {self.chance:.2f}."
+        hubness = compare("Hubness", measures, chart=self.occurrences, note=note)
+        return [hubness, list_hubs(self.hubs, OCCURRENCE, field=field)]
 
 
 def _describe(model: OffsetModel) -> str:
@@ -401,6 +399,6 @@ class Inspection(Result):
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
-        yield from self.invalid_vectors.lines()
+        yield str(self.invalid_vectors)
         if self.drift is not None:
             yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"

@@ -23,8 +23,10 @@ from hubplugin.executors import Shard, Sharded, map_shards
 from hubplugin.jobs.results import Applied, InvalidVectors, Removed
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, refuse_query_map
+from hubplugin.results import NAMED
 from hubplugin.store import (
     Batch,
+    Id,
     Share,
     Store,
     StoreShard,
@@ -92,13 +94,15 @@ class Counts:
     """Counts of the offsets that `scanned` targets had.
 
     missing: without an offset. stale: with one that the model does not give. foreign:
-    with something else in its place.
+    with something else in its place. missing_ids, stale_ids: some of these.
     """
 
     scanned: int = 0
     missing: int = 0
     stale: int = 0
     foreign: int = 0
+    missing_ids: list[Id] = field(default_factory=list)
+    stale_ids: list[Id] = field(default_factory=list)
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
     def add(self, other: Counts) -> None:
@@ -174,6 +178,9 @@ def compare(
         counts.missing += int(absent.sum())
         counts.stale += int(differs.sum())
         counts.foreign += batch.foreign
+        for ids, which in ((counts.missing_ids, absent), (counts.stale_ids, differs)):
+            rows_named = np.flatnonzero(which)[: NAMED - len(ids)].tolist()
+            ids += [batch.ids[row] for row in rows_named]
         yield batch, offsets, absent | differs
         counts.scanned = rows.stop
         compute.report(label, min(rows.stop, total), total)
@@ -464,11 +471,16 @@ def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
 
 def compare_all(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """Compare `model` with what `store` has, and write nothing."""
+    return count_wrong(store, model, compute).as_applied(store, model, written=False)
+
+
+def count_wrong(store: Store, model: OffsetModel, compute: Compute) -> Counts:
+    """Count the offsets in `store` that are not those of `model`."""
     counts = Counts()
     label = "comparing offsets"
     for _ in compare(store, model, store.scan(), counts, compute, label):
         pass
-    return counts.as_applied(store, model, written=False)
+    return counts
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

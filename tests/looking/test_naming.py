@@ -69,6 +69,12 @@ def test_targets_are_called_by_a_file(tmp_path, file, text):
     assert display_names([1, 2], named) == ["hill [1]", "2"]
 
 
+def test_a_target_without_letters_in_its_title_is_called_by_its_id():
+    assert display_names([1, 2, 3], lambda ids: [" \n", "", "sea"]) == [
+        *("1", "2", "sea [3]"),
+    ]
+
+
 def test_a_long_text_is_shown_by_its_beginning_in_one_line():
     (name,) = display_names([1], lambda ids: ["a\n b" + 200 * "x"])
     assert name.startswith("a bxx")

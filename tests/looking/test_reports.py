@@ -12,7 +12,6 @@ from PIL import Image
 from hubplugin.jobs.results import doubt_clicks
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
-    COMPARED,
     Bar,
     Hub,
     Misled,
@@ -21,9 +20,9 @@ from hubplugin.results import (
     Row,
     Section,
     Step,
+    compare,
     describe_changes,
     list_hubs,
-    tabulate,
 )
 from tests.commands import STORE, typed
 from tests.galleries import flat_index, unit
@@ -112,18 +111,16 @@ def written(page, path, **options):
 def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neither(
     tmp_path,
 ):
-    rows = tabulate(
-        {
-            "asked before": side(0.7, 0.5, -0.3, -0.1),
-            "not asked": side(0.4, 0.6, 0.1, 0.3),
-            "by chance": side(0.54, 0.49, -0.11, 0.01),
-            "not measured": None,
-            "neither": [None, None],
-            "skewness": [1.5, 0.2],
-        }
-    )
+    measures = {
+        "asked before": side(0.7, 0.5, -0.3, -0.1),
+        "not asked": side(0.4, 0.6, 0.1, 0.3),
+        "by chance": side(0.54, 0.49, -0.11, 0.01),
+        "not measured": None,
+        "neither": [None, None],
+        "skewness": [1.5, 0.2],
+    }
     chart = {"raw": {0: 3, 7: 1}}
-    section = Section("Changes", (), rows, COMPARED, chart, note="of 100 queries")
+    section = compare("Changes", measures, chart=chart, note="of 100 queries")
     page = Page("it does harm", -1, "100 targets", [section])
     said = Said(page)
     text = str(said)

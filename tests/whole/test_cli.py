@@ -72,7 +72,7 @@ def test_every_command_prints_the_figures_that_its_page_lists(here, real):
     before = Path("photos.faiss").read_bytes()
     bank = ("--bank", "bank.npy")
     refitted = figures("refit", STORE, *bank, "--dry-run")
-    assert refitted["versus"]["gain"] is None
+    assert refitted["versus"]["change"] is None
     assert figures("inspect", STORE, "--live", "bank.npy")["attention"] == []
     assert figures("refresh", STORE, "--dry-run")["written"] is False
     applied = figures("apply", STORE, *bank, "--method", "nnn", "--dry-run")
