@@ -189,8 +189,8 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for "
                 "each"
             )
-    append = handler.plan_append(Added(block, offsets, ids))
-    append()
+    for step in handler.plan_append(Added(block, offsets, ids)):
+        step()
     recount(index)
 
 
@@ -227,9 +227,10 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
-    remove = handler.plan_remove(selected, False)
+    steps = handler.plan_remove(selected, False)
     if selected.size:
-        remove()
+        for step in steps:
+            step()
     return handler.count - recount(index)
 
 

@@ -28,7 +28,7 @@ import stat
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs
@@ -42,7 +42,7 @@ from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreEr
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
+from hubplugin.store import Batch, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.index import as_unit, upgrade_by
@@ -132,7 +132,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.dim = int(index.d)
         self._seen = seen
         self._model_metric: Metric | None = None
-        self._raw: faiss.Index | None = None
+        vars(self).pop("raw", None)  # of the index before
 
     def _reread_if_changed(self) -> None:
         """Read the file anew if another program has changed it.
@@ -173,15 +173,16 @@ class FaissStore(ManifestStore[FaissVersion]):
                 return manifest.activate(writing)
             if writing.stamp != self._seen.content:
                 manifest = manifest.give_up()
-        if not self.handler.extras or self.handler.holds_offsets_of(""):
+        holds = self.handler.holds_offsets_of
+        if not self.handler.extras or holds(""):
             return manifest.withdraw() if manifest.active else manifest
         active = tuple(manifest.active.values())
-        if any(self.handler.holds_offsets_of(version.model) for version in active):
+        if any(holds(version.model) for version in active):
             return manifest
-        if writing is not None and self.handler.holds_offsets_of(writing.model):
+        if writing is not None and holds(writing.model):
             return manifest.activate(writing)  # the file has had additions since
         for version in manifest.previous.values():
-            if self.handler.holds_offsets_of(version.model):
+            if holds(version.model):
                 return manifest.replace(
                     active={"": version},
                     previous={},
@@ -386,22 +387,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         return self.handler.count
 
-    @property
+    @cached_property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        if self._raw is None:
-            self._raw = self.index
-            if self.handler.extras:
-                self._raw = self.handler.downgrade()
-        return self._raw
+        if self.handler.extras:
+            return self.handler.downgrade()
+        return self.index
 
-    def correction(self) -> Correction | None:
+    def seen(self) -> Manifest[FaissVersion]:
         self._reread_if_changed()
-        return super().correction()
-
-    def previous(self) -> OffsetModel | None:
-        self._reread_if_changed()
-        return super().previous()
+        return self.read_manifest()
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         """Yield all entries in order, as the index reconstructs them.
@@ -424,11 +419,11 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def read_batches(self) -> Iterator[Batch]:
         """Yield all entries of the index in memory, whatever the file holds now."""
+        version = self.active()
         batches = self.handler.scan()
         if self.metric is Metric.COSINE:
             is_corrected = bool(self.handler.extras)
             batches = as_unit(batches, self.handler, self.url, tolerant=is_corrected)
-        version = self.active()
         if version is None:
             yield from batches
             return

@@ -28,8 +28,8 @@ SAMPLED = 4096
 Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
 
-Change: TypeAlias = Callable[[], None]
-"""Makes a change that was planned: by then nothing can be wrong with it."""
+Changes: TypeAlias = list[Callable[[], None]]
+"""The steps of a planned change, in order: by then nothing can be wrong with them."""
 
 
 class Added(NamedTuple):
@@ -128,15 +128,15 @@ class IndexHandler:
             ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
-    def sample(self) -> np.ndarray:
-        """Return the numbers of some entries, evenly drawn."""
-        return pick_evenly(np.arange(self.count), SAMPLED)
+    def sample(self, most: int = SAMPLED) -> np.ndarray:
+        """Return the numbers of at most so many entries, evenly drawn."""
+        return pick_evenly(np.arange(self.count), most)
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         """Plan to add entries. Raises StoreError if they cannot be added."""
         return self.inner.plan_append(added)
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         """Plan to remove the entries that a search calls `ids`.
 
         If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,

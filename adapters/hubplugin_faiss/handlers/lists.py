@@ -12,7 +12,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.offsets import ExtraDimensions
-from hubplugin_faiss.handlers.base import Added, Change
+from hubplugin_faiss.handlers.base import Added, Changes
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
@@ -147,7 +147,7 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         if self._has_array and not renumbered:
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which can "
