@@ -133,7 +133,7 @@ def exact_rankings(
     Returns:
         Two rankings, of ids: int64 [m, K] each.
     """
-    metric = Metric.EUCLIDEAN if upgraded.euclidean else Metric.DOT
+    metric = upgraded.metric
     augmented = augment_queries(model.queries(queries), metric)
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras

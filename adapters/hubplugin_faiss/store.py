@@ -327,22 +327,18 @@ class FaissStore(ManifestStore[FaissVersion]):
     def metric(self) -> Metric:  # type: ignore[override]
         """The metric that was given; else that of the model, and without a model what
         the index computes."""
-        if self._given_metric is not None:
-            return self._given_metric
-        if self._model_metric is not None:
-            return self._model_metric
+        known = self._given_metric or self._model_metric
+        if known is not None:
+            return known
         version = self.active()
-        if version is not None:
-            return version.metric
-        return Metric.EUCLIDEAN if self.handler.euclidean else Metric.DOT
+        return self.handler.metric if version is None else version.metric
 
     def takes_metric(self, metric: Metric) -> bool:
         """Return True if a model for `metric` suits the index.
 
         If no metric was given, `metric` is that of the store from then on.
         """
-        other = Metric.DOT if self.handler.euclidean else Metric.EUCLIDEAN
-        if self._given_metric is None and metric is not other:
+        if metric in (self.handler.metric, Metric.COSINE):
             self._model_metric = metric
         return metric is self.metric
 
@@ -704,15 +700,12 @@ def open_url(url: str) -> FaissStore:
         InputError: There is no such metric, or the URL has another option.
     """
     place = url.removeprefix("faiss:")
-    readings: list[tuple[str, str]] = []
+    readings: list[tuple[str, str, str]] = []
     for name in (place, place.removeprefix("//")):  # faiss://FILE, as URLs are written
-        readings += [
-            (name, ""),
-            name.rpartition("?")[::2],  # a name may have a question mark itself
-            name.partition("?")[::2],
-        ]
+        # A name may have a question mark itself.
+        readings += [(name, "", ""), name.rpartition("?"), name.partition("?")]
     there = [reading for reading in readings if os.path.isfile(reading[0])]
-    path, query = (there or readings[-1:])[0]
+    path, _, query = (there or readings[-1:])[0]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:

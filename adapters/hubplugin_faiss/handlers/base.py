@@ -11,6 +11,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.measures.hubness import pick_evenly
+from hubplugin.metric import Metric
 from hubplugin.store import Batch
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.objects import is_mapped, name_of
@@ -75,6 +76,7 @@ class IndexHandler:
         self.index = index
         self.count: int = index.ntotal
         self.euclidean: bool = index.metric_type == faiss.METRIC_L2
+        self.metric = Metric.EUCLIDEAN if self.euclidean else Metric.DOT
 
     def check(self) -> None:
         """Raise StoreError if this index, as it stands, cannot be upgraded."""
