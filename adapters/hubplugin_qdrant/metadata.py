@@ -24,11 +24,7 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, PointId
-from hubplugin_qdrant.requests import (
-    as_requests,
-    has_offset,
-    lacks_augmented_vector,
-)
+from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
@@ -54,12 +50,10 @@ def real_name(raw: Any, name: str) -> Operation[str]:
 
     Return `name` itself if it is no alias, or if the api key may not read aliases.
     """
-    answer = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
-    if answer is not None:
-        for alias in answer.aliases:
-            if alias.alias_name == name:
-                return str(alias.collection_name)
-    return name
+    none = models.CollectionsAliasesResponse(aliases=[])
+    answer = yield from _answer(Call(raw.get_aliases), none, Fault.FORBIDDEN)
+    names = {alias.alias_name: alias.collection_name for alias in answer.aliases}
+    return names.get(name, name)
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
@@ -366,16 +360,12 @@ class CorrectionCache:
 
     def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
         """Return `requests` with their documents embedded as the plain client does it."""
-        structs = as_requests(requests)
-        return (yield Computing(plain_client.embed, self.raw, structs, True))
+        return (yield Computing(plain_client.embed, self.raw, requests))
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=4)
-
-    def forget(self) -> None:
-        self.manifests.clear()
 
 
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]

@@ -39,15 +39,14 @@ class Place:
         self.options = dict(parse_qsl(parts.query))
         self.folder, _, self.collection = parts.path.rpartition("/")
         names_place = self.folder if self.is_local else parts.hostname
-        if parts.username or parts.password or self.options.keys() - OPTIONS:
+        more = parts.username or parts.password or self.options.keys() - OPTIONS
+        if more or not self.collection or not names_place:
             raise InputError(
                 f"expected {expected}, and no more than "
                 "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER "
                 "behind it; an api key is read from the environment variable "
                 "QDRANT_API_KEY"
             )
-        if not self.collection or not names_place:
-            raise InputError(f"{url!r} names no collection; expected {expected}")
         self.prefix = self.folder.strip("/")
         grpc = self.options.get("grpc", "")
         is_port = grpc.isdecimal() and 0 < int(grpc) < 65536

@@ -438,11 +438,10 @@ class QdrantTransport:
         cluster = self.ask("collection_cluster_info")
         shards = [*cluster.local_shards, *cluster.remote_shards]
         keys = {shard.shard_key for shard in shards} - {None}
-        counts: dict[Id, int] = {}
-        for key in sorted(keys, key=str):
-            answer = self.ask("count", exact=False, shard_key_selector=key)
-            counts[key] = answer.count
-        return counts
+        return {
+            key: self.ask("count", exact=False, shard_key_selector=key).count
+            for key in sorted(keys, key=str)
+        }
 
     def pages(
         self,

@@ -240,8 +240,8 @@ def _select(
         listed = field_of(points, "batch") or field_of(points, "points") or points
         return plain_client.ids_of(listed), shard_key
     ids: list[PointId] = []
-    offset, more = None, True
-    while more:
+    offset = None
+    while True:
         records, offset = yield Call(
             cache.raw.scroll,
             cached.collection,
@@ -252,8 +252,8 @@ def _select(
             shard_key_selector=shard_key,
         )
         ids += [record.id for record in records]
-        more = offset is not None
-    return ids, shard_key
+        if offset is None:
+            return ids, shard_key
 
 
 def _refresh(
@@ -315,7 +315,7 @@ def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
 
     def operation(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         result = yield Call(getattr(cache.raw, name), **arguments)
-        cache.forget()
+        cache.manifests.clear()
         if deletes:
             ours = m.metadata_collection(arguments["collection_name"])
             info = yield from metadata.describe(cache.raw, ours)
