@@ -25,7 +25,6 @@ import os
 import re
 import shutil
 import stat
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -110,8 +109,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
         self._given_metric = metric
-        # A weak reference, so that the lock of a run that is dropped is closed.
-        self._lock_ref: Callable[[], BinaryIO | None] = lambda: None
+        self._is_writing = False
         self._scanned: Seen | None = None  # the file that the last `scan` began on
         self._read()
 
@@ -140,9 +138,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         While a run of this store writes it, do nothing: its offsets are for the entries
         that it has read.
         """
-        lock = self._lock_ref()
-        is_writing = lock is not None and not lock.closed
-        if not is_writing and look_at(self.path) != self._seen:
+        if not self._is_writing and look_at(self.path) != self._seen:
             self._read()
 
     def _require_unchanged(self, seen: Seen | None = None) -> None:
@@ -270,11 +266,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         with as_store_error(path):
             path.unlink(missing_ok=True)
 
-    def acquire(self) -> BinaryIO:
-        """Lock the store for writing, and return the lock, held until it is closed or
-        the process ends.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the store for writing, and clean up in the end.
 
-        Raises StoreError if another run holds the lock.
+        The lock ends with the process, too. Raises StoreError if another run holds it.
         """
         path = self._place("lock")
         with as_store_error(path):
@@ -285,27 +281,27 @@ class FaissStore(ManifestStore[FaissVersion]):
                 os.close(folder)
             lock = open_own(path, os.O_RDWR | os.O_CREAT)
             permit(lock.fileno(), self.path)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another run may have deleted the lock file when it ended.
-            is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
-        except OSError:
-            is_there = False
-        if not is_there:
-            lock.close()
-            raise StoreError(
-                f"{str(self.path)!r} is being written by another run; nothing was "
-                "changed: wait until it ends"
-            )
-        self._lock_ref = weakref.ref(lock)
-        return lock
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another run may have deleted the lock file when it ended.
+                is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
+            except OSError:
+                is_there = False
+            if not is_there:
+                raise StoreError(
+                    f"{str(self.path)!r} is being written by another run; nothing was "
+                    "changed: wait until it ends"
+                )
+            self._is_writing = True
+            try:
+                yield
+            finally:
+                self._clean_up()
+                self._is_writing = False
 
-    def release(self, lock: BinaryIO) -> None:
-        """Close the lock.
-
-        Before that, write the manifest as the index has it, and delete the files that
-        no later run needs.
-        """
+    def _clean_up(self) -> None:
+        """Write the manifest as the index has it. Delete files that no run needs."""
         with contextlib.suppress(OSError, StoreError):
             self._require_unchanged()
             manifest = self.read_manifest()
@@ -321,7 +317,6 @@ class FaissStore(ManifestStore[FaissVersion]):
             if os.listdir(self.hub) == ["lock"]:
                 self._delete_file("lock")
                 self.hub.rmdir()
-        lock.close()
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
@@ -448,17 +443,18 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = None
         if scanned is None:
             self._reread_if_changed()
-        with contextlib.ExitStack() as undo:
-            lock = self.acquire()
-            undo.callback(self.release, lock)
+        with contextlib.ExitStack() as run:
+            run.enter_context(self.locked())
             self._require_unchanged(scanned)
             self.require_writable()
             previous = self.read_manifest()
-            undo.callback(self.give_up, previous)
-            version, found = self.start_version(model, progress)
-            writing = FaissWriting(self, model, version, lock, previous, found)
-            undo.pop_all()
-        return writing
+            try:
+                version, found = self.start_version(model, progress)
+            except BaseException:
+                self.give_up(previous)
+                raise
+            end = run.pop_all().close
+            return FaissWriting(self, model, version, previous, end, found)
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Put back `previous`, the manifest of before a run that has failed."""
@@ -501,7 +497,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         index = self.raw if raw else self.index
         try:
-            scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
+            scores, ids = index.search(queries, k)
         except (RuntimeError, MemoryError) as error:
             raise StoreError(
                 f"{self.url}: Faiss cannot search it: {reason(error)}"
@@ -522,22 +518,19 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         if not self.handler.extras and not self.hub.is_dir():
             return
-        lock = self.acquire()
-        try:
+        with self.locked():
             self._require_unchanged()
             if self.handler.extras:
                 self.replace(self.raw, None)
             self.delete_manifest()
-        finally:
-            self.release(lock)
 
 
 @dataclass(eq=False)
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
-    lock: The lock of the store.
     previous: The manifest to put back if the run fails.
+    end: Unlocks the store.
     found: As in `Writing`.
     """
 
@@ -546,8 +539,8 @@ class FaissWriting(Writing):
     store: FaissStore
     model: OffsetModel
     version: FaissVersion
-    lock: BinaryIO
     previous: Manifest[FaissVersion]
+    end: Callable[[], None]
     found: Found
 
     def __post_init__(self) -> None:
@@ -586,8 +579,7 @@ class FaissWriting(Writing):
             raise
 
     def close(self) -> None:
-        if not self.lock.closed:
-            self.store.release(self.lock)
+        self.end()
 
 
 def look_at(path: Path) -> Seen:

@@ -203,7 +203,7 @@ class QuantisingCodec(Codec):
         return self.quantizer.compute_codes(vectors)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        return self.quantizer.decode(np.ascontiguousarray(codes))
+        return self.quantizer.decode(codes)
 
 
 class ScalarCodec(QuantisingCodec):

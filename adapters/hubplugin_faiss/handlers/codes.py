@@ -297,7 +297,7 @@ class GraphHandler(FlatCodesHandler):
     def plan_append(self, added: Added) -> Changes:
         # Faiss links new entries by the vectors alone, as the old ones are.
         raw = self.downgrade()
-        raw.add(np.ascontiguousarray(added.vectors, np.float32))
+        raw.add(added.vectors)
 
         def link() -> None:
             self.index.hnsw = raw.hnsw

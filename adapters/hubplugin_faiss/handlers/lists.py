@@ -70,7 +70,6 @@ class InvertedListsHandler(BaseIndexHandler):
         quantizer = self.quantizer
         if self.extra is not None:
             quantizer = narrow_quantizer(quantizer, self.d)
-        vectors = np.ascontiguousarray(vectors, np.float32)
         return quantizer.search(vectors, 1)[1].ravel()
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
@@ -170,7 +169,7 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
     """Return a coarse quantizer like `old`, one of `FLOATS`, that holds `centres`
     [nlist, d]."""
     new = faiss.IndexFlat(centres.shape[1], old.metric_type)
-    new.add(np.ascontiguousarray(centres))
+    new.add(centres)
     copy_settings(new, faiss.downcast_index(getattr(old, "storage", old)))
     if isinstance(old, faiss.IndexHNSW):
         return graph_over(new, old)

@@ -235,7 +235,7 @@ class PreTransformHandler(WrapperHandler):
         """Put `vectors` [b, d] through all transforms, except the two that append
         extra dimensions."""
         for step in self._transforms:
-            vectors = step.apply(np.ascontiguousarray(vectors, np.float32))
+            vectors = step.apply(vectors)
         return vectors
 
     def _reverse(self, inner: np.ndarray) -> np.ndarray:
@@ -246,9 +246,7 @@ class PreTransformHandler(WrapperHandler):
         vectors = inner
         for step in reversed(self._transforms):
             try:
-                vectors = step.reverse_transform(
-                    np.ascontiguousarray(vectors, np.float32)
-                )
+                vectors = step.reverse_transform(vectors)
             except RuntimeError:
                 raise StoreError(
                     f"the {type(step).__name__} before this {name_of(self.index.index)} "
