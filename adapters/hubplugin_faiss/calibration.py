@@ -1,5 +1,7 @@
-"""What an index loses by its correction, found by searching it with queries of the
-bank: warned of, or refused where it is too much."""
+"""What an index loses by its correction, found by searching it.
+
+Queries of the bank tell. A loss is warned of, or refused where it is too much.
+"""
 
 from __future__ import annotations
 

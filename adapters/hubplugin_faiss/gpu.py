@@ -47,8 +47,10 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
 
 
 def cloneable(index: faiss.Index) -> faiss.Index:
-    """Return a copy of `index`, as wide or wider: behind a transform, it has 0 for the
-    components that are new."""
+    """Return a copy of `index`, as wide or wider.
+
+    Behind a transform, it has 0 for the components that are new.
+    """
     part = faiss.downcast_index(index)
     if isinstance(part, faiss.IndexIVF):
         quantizer = faiss.downcast_index(part.quantizer)

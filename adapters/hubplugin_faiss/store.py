@@ -655,9 +655,9 @@ def open_store(
     Args:
         path: The index file. What belongs to it lies beside it, for photos.faiss in the
             folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked; else "dot",
-            or "euclidean" for L2. By default that of the model, and without a model
-            what the index computes.
+        metric: "cosine" if its vectors are of unit length, which is checked; else
+            "dot", or "euclidean" for L2. By default that of the model, and without a
+            model what the index computes.
 
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot

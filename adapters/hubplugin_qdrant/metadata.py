@@ -1,8 +1,8 @@
 """The metadata collection `<collection>--hub`: the manifest and the models.
 
 Point 0 is the manifest, which is replaced in one step; a model lies in other points, in
-parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads again
-every few seconds, and models.
+parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads
+again every few seconds, and models.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def read_model(
 
 
 MANIFEST_SECONDS = 10.0
-"""For how long a manifest counts as current: a change made elsewhere is noticed within."""
+"""For how long a manifest counts as current, whatever is changed elsewhere."""
 
 PATIENCE_SECONDS = 1.0
 """When a manifest is asked for again that cannot be read just now."""
@@ -218,7 +218,7 @@ class CorrectionCache:
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
-        """Return True if the manifest behind `name` is still the one that is `cached`."""
+        """Return True if the manifest behind `name` is still that of `cached`."""
         try:
             if cached.collection != name:
                 real = yield from real_name(self.raw, name)
@@ -273,9 +273,9 @@ class CorrectionCache:
     ) -> Operation[QdrantManifest]:
         """Return `manifest` with what this client needs to search.
 
-        Versions whose augmented vectors are gone are left out, and only if a point lacks
-        its augmented vector do searches look for such points. (A count would count
-        vectors of deleted points.) Raises what `read_model` raises.
+        Versions whose augmented vectors are gone are left out, and only if a point
+        lacks its augmented vector do searches look for such points. (A count would
+        count vectors of deleted points.) Raises what `read_model` raises.
         """
         if m.vectors_of(manifest.everything):
             call = Call(self.raw.get_collection, collection)
@@ -359,7 +359,7 @@ class CorrectionCache:
         return pairs
 
     def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
-        """Return `requests` with their documents embedded as the plain client does it."""
+        """Return `requests`, their documents embedded as by the plain client."""
         return (yield Computing(plain_client.embed, self.raw, requests))
 
     def warn(self, text: str) -> None:

@@ -24,7 +24,8 @@ OPTIONS = frozenset(("using", "storage", "pace", "grpc", "record"))
 
 
 class Place:
-    """What a URL names: a collection on a server or in a folder; see `store.open_url`."""
+    """What a URL names: a collection on a server or in a folder; see
+    `store.open_url`."""
 
     def __init__(self, url: str):
         """Raise InputError for a URL that names none."""
@@ -97,7 +98,7 @@ class QdrantShard(StoreShard):
 
 @dataclass(frozen=True)
 class QdrantShare(Share):
-    """The writing of a version, by its JSON. The model lies in the metadata collection."""
+    """The writing of a version, by its JSON; its model is read from the metadata."""
 
     url: str
     version: str

@@ -1,4 +1,4 @@
-"""Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
+"""All that hubplugin uses of qdrant-client beyond its public interface.
 
 pyproject.toml bounds the version of qdrant-client above: these names may change in any
 release.

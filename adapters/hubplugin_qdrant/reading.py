@@ -41,8 +41,8 @@ class PointReader:
     manifest: Knows whose offsets are ours.
     version: The version whose offsets are read; None for none.
     field: The payload key that is read as the values of the batches.
-    left_over: The points that hold offsets of no version of `manifest`, by shard key and
-        payload keys.
+    left_over: The points that hold offsets of no version of `manifest`, by shard key
+        and payload keys.
     """
 
     schema: Schema

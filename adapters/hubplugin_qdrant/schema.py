@@ -29,7 +29,7 @@ SMALL_INDEXES = (1, 17)
 graph."""
 
 INDEX_BYTES = 32
-"""Estimated bytes a point in the index of a number: its value and point id both ways."""
+"""Estimated bytes a point in an index: a number and its point id, both ways."""
 
 PAYLOAD_BYTES = 64
 """Estimated bytes a point on disk for a number in a payload, as JSON."""
@@ -164,8 +164,8 @@ class PayloadSchema(Schema):
         """Create a float index on the offsets, unless there is one.
 
         Formulas are faster with it, and strict mode allows no others. It comes before
-        the offsets, so that the graph is built without links for it. The server makes it
-        before it does any later write.
+        the offsets, so that the graph is built without links for it. The server makes
+        it before it does any later write.
         """
         transport = self.transport
         if transport.is_local:  # has no indexes, and warns of it

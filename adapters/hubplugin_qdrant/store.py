@@ -613,7 +613,7 @@ class QdrantWriting(Writing):
         return QdrantShare(self.store.url, self.version.model_dump_json())
 
     def _unless_overtaken(self, step: Callable[[QdrantVersion], Answer]) -> Answer:
-        """Return what `step` makes of the version, unless another run took its place."""
+        """Return what `step` makes of the version, which another run may replace."""
         try:
             return step(self.version)
         except StoreError:

@@ -116,7 +116,8 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Upload by the plain client, and give offsets to the points whose ids it asked for."""
+    """Upload by the plain client, and give offsets to the points whose ids it asked
+    for."""
     name = arguments["collection_name"]
     cached = yield from cache.lookup(name)
     if cached.manifest is None:
@@ -227,7 +228,8 @@ def _then(
 def _select(
     cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
 ) -> Operation[Touched]:
-    """Return the ids of `points`, in any form that the client takes, and their shard key.
+    """Return the ids of `points`, in any form that the client takes, and their shard
+    key.
 
     The points of a filter are those that match now.
     """

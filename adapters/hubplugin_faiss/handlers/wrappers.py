@@ -385,8 +385,10 @@ class RefineHandler(WrapperHandler):
     def _excess(
         self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return how much longer [n] the base stage decodes vectors, and what that
-        costs their similarity by L2 [n]; the cost is 0 under inner product.
+        """Return how much longer [n] the base stage decodes vectors, and the cost.
+
+        The cost is what that takes off their similarity by L2 [n], and 0 under inner
+        product.
 
         base_lengths, refined_lengths: The lengths that the stages decode [n].
         """
