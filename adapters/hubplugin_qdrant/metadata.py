@@ -52,7 +52,9 @@ def real_name(raw: Any, name: str) -> Operation[str]:
     """
     none = models.CollectionsAliasesResponse(aliases=[])
     answer = yield from _answer(Call(raw.get_aliases), none, Fault.FORBIDDEN)
-    names = {alias.alias_name: alias.collection_name for alias in answer.aliases}
+    names: dict[str, str] = {
+        alias.alias_name: alias.collection_name for alias in answer.aliases
+    }
     return names.get(name, name)
 
 

@@ -101,7 +101,7 @@ def test_the_manifest_has_the_fields_that_the_page_names():
     client = QdrantClient(":memory:")
     make_collection(client, "photos", None, "payload")
     (manifest,) = client.retrieve("photos--hub", **MANIFEST)
-    table = PAGE.split("| field | is |")[1].split("\n\n")[0]
+    table = PAGE.split("| field | meaning |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines() if row.count("|") > 2]
     names = re.findall(r"`(\w+)`", " ".join(cells))
     assert len(names) == 10
