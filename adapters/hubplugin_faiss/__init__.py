@@ -1,5 +1,7 @@
-"""hubplugin for Faiss: an index goes in, an index of the same d comes out, and plain
-Faiss searches it corrected."""
+"""hubplugin for Faiss: an index goes in, and a corrected one of the same d comes out.
+
+Plain Faiss searches it.
+"""
 
 from hubplugin_faiss.certified_search import CorrectedSearch
 from hubplugin_faiss.gpu import for_gpu

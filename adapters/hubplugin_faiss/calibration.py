@@ -1,5 +1,7 @@
-"""What an index loses by its correction, found by searching it with queries of the
-bank: warned of, or refused where it is too much."""
+"""What an index loses by its correction, found by searching it.
+
+Queries of the bank tell. A loss is warned of, or refused where it is too much.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ def exact_rankings(
     Returns:
         Two rankings, of ids: int64 [m, K] each.
     """
-    metric = Metric.EUCLIDEAN if upgraded.euclidean else Metric.DOT
+    metric = upgraded.metric
     augmented = augment_queries(model.queries(queries), metric)
     highest = max(
         float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras

@@ -1,5 +1,7 @@
-"""Corrected search over an index that stays as it is: fetch more, rank again, and know
-when the result is exact."""
+"""Corrected search over an index that stays as it is.
+
+Fetch more, rank again, and know when the result is exact.
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.lists import InvertedListsHandler
 from hubplugin_faiss.handlers.wrappers import id_map_like
+from hubplugin_faiss.index import upgraded_handler
 from hubplugin_faiss.objects import (
     linear_transform,
     name_of,
@@ -42,17 +42,15 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
         StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on
             GPUs.
     """
-    if not handler_for(index).extras:
-        raise StoreError(
-            f"this {name_of(index)} is not upgraded; for a GPU give it to "
-            "faiss.index_cpu_to_gpu itself"
-        )
+    upgraded_handler(index)  # or it is refused: Faiss clones it as it is
     return cloneable(index)
 
 
 def cloneable(index: faiss.Index) -> faiss.Index:
-    """Return a copy of `index`, as wide or wider: behind a transform, it has 0 for the
-    components that are new."""
+    """Return a copy of `index`, as wide or wider.
+
+    Behind a transform, it has 0 for the components that are new.
+    """
     part = faiss.downcast_index(index)
     if isinstance(part, faiss.IndexIVF):
         quantizer = faiss.downcast_index(part.quantizer)
@@ -85,16 +83,11 @@ def cloneable(index: faiss.Index) -> faiss.Index:
 def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
     """Return the dimensions of PQ codes with as many parts as there are on a GPU."""
     codes = part.pq
-    if codes.nbits != 8:
-        raise StoreError(
-            f"PQ codes have 8 bits a part on GPUs, those of this {name_of(part)} have "
-            f"{codes.nbits}"
-        )
     counts = [count for count in PARTS if count >= codes.M]
-    if not counts:
+    if codes.nbits != 8 or not counts:
         raise StoreError(
-            f"PQ codes have at most {max(PARTS)} parts on GPUs; with the offsets these "
-            f"have {codes.M}"
+            f"on GPUs PQ codes have at most {max(PARTS)} parts of 8 bits; with the "
+            f"offsets those of this {name_of(part)} have {codes.M} of {codes.nbits}"
         )
     return codes.dsub * counts[0]
 

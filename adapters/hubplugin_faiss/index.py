@@ -24,6 +24,9 @@ from hubplugin_faiss.handlers.base import Added, IndexHandler
 from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_map
 from hubplugin_faiss.scale import IndexScale
 
+LOSSY_UNIT = 0.7
+"""How far from 1 the length may lie that codes give to a unit vector."""
+
 
 def upgrade(
     index: faiss.Index,
@@ -87,7 +90,7 @@ def upgrade(
         offsets = offsets[handler.order()]
         return handler.upgrade(offsets, upgrade_spec(offsets, handler.euclidean))
     model = model_or_offsets
-    require_suits(model, index)
+    require_suits(model, handler)
     if model.query_map is not None and normalises_queries(index):
         raise refuse_query_map("an index that normalises queries (L2norm)")
     if model.gallery is None:
@@ -189,8 +192,8 @@ def add(
                 f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for "
                 "each"
             )
-    append = handler.plan_append(Added(block, offsets, ids))
-    append()
+    for step in handler.plan_append(Added(block, offsets, ids)):
+        step()
     recount(index)
 
 
@@ -227,9 +230,10 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
-    remove = handler.plan_remove(selected, False)
+    steps = handler.plan_remove(selected, False)
     if selected.size:
-        remove()
+        for step in steps:
+            step()
     return handler.count - recount(index)
 
 
@@ -259,16 +263,12 @@ def as_unit(
 ) -> Iterator[Batch]:
     """Yield `batches` that `handler` has read, with zeros where codes stand for these.
 
-    Raises InputError, unless `tolerant`, if vectors cannot be of unit length: of codes
-    that change lengths the first batch tells.
+    Raises InputError, unless `tolerant`, if vectors cannot be of unit length.
     """
     for batch in batches:
         vectors = handler.with_zeros(batch.vectors)
-        first = int(batch.place or 0)
-        if not tolerant and not handler.lossy:
-            require_unit(vectors, name, first)
-        elif not tolerant and first == 0:
-            require_about_unit(vectors, name)
+        if not tolerant:
+            require_unit(vectors, name, int(batch.place or 0), handler.lossy)
         yield replace(batch, vectors=vectors)
 
 
@@ -320,35 +320,31 @@ def offsets_by(
     return offsets
 
 
-def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
-    """Raise InputError at the first of `vectors` [b, d] that is neither of unit length
-    nor zero.
+def require_unit(
+    vectors: np.ndarray, name: str, first_row: int = 0, lossy: bool = False
+) -> None:
+    """Raise InputError if `vectors` [b, d] are neither of unit length nor zero.
 
-    name, first_row: What the error calls them, and the number of the first.
+    Args:
+        vectors: The vectors.
+        name: What the error calls them.
+        first_row: The number of the first.
+        lossy: Codes stand for them, which may halve a length: most vectors must be of
+            about unit length.
     """
     lengths = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero((np.abs(lengths - 1) > UNIT) & (lengths > 0))
-    if bad.size:
+    room = LOSSY_UNIT if lossy else UNIT
+    bad = np.flatnonzero((np.abs(lengths - 1) > room) & (lengths > 0))
+    tolerated = len(lengths) / 2 if lossy else 0
+    if len(bad) > tolerated:
         row = bad[0]
-        raise no_unit(name, f"row {first_row + row} has length {lengths[row]:.4g}")
-
-
-def require_about_unit(vectors: np.ndarray, name: str) -> None:
-    """Raise InputError if codes stand for `vectors` [b, d] that cannot have been of
-    unit length: PQ changes it down to a half."""
-    lengths = np.linalg.norm(vectors[vectors.any(axis=1)], axis=1)
-    if lengths.size and not 0.3 < np.median(lengths) < 1.7:
-        length = float(np.median(lengths))
-        raise no_unit(name, f"its codes stand for vectors of about length {length:.3g}")
-
-
-def no_unit(name: str, fault: str) -> InputError:
-    return InputError(
-        f"{name}: the model is for cosine, but {fault} and Faiss does not normalise; "
-        "take unit vectors (faiss.normalize_L2), or fit with ",
-        Parameter("metric", "dot"),
-        " or 'euclidean'",
-    )
+        raise InputError(
+            f"{name}: the model is for cosine, but row {first_row + row} has length "
+            f"{lengths[row]:.4g} and Faiss does not normalise; take unit vectors "
+            "(faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
+        )
 
 
 def upgraded_handler(index: faiss.Index) -> IndexHandler:
@@ -363,30 +359,25 @@ def upgraded_handler(index: faiss.Index) -> IndexHandler:
     return handler
 
 
-def require_suits(model: OffsetModel, index: faiss.Index) -> None:
-    """Raise InputError if the offsets of `model` do not belong to the similarity of
-    `index`."""
-    if model.dim != index.d:
+def require_suits(model: OffsetModel, handler: IndexHandler) -> None:
+    """Raise InputError if `model` is for other vectors than those of an index."""
+    if model.dim != handler.index.d:
         raise InputError(
-            f"the model has {model.dim} dimensions, the index has {index.d}; fit one on "
-            "its vectors"
+            f"the model has {model.dim} dimensions, the index has {handler.index.d}; "
+            "fit one on its vectors"
         )
-    fitting = Metric.DOT
-    ranks_by = "inner product"
-    if index.metric_type == faiss.METRIC_L2:
-        fitting = Metric.EUCLIDEAN
-        ranks_by = "L2"
-    if model.metric not in (fitting, Metric.COSINE):
+    if model.metric not in (handler.metric, Metric.COSINE):
         raise InputError(
-            f"the model is for {model.metric.value}, the index ranks by {ranks_by}; fit "
-            f"with metric={fitting.value!r}, or 'cosine' if its vectors are of unit length"
+            f"the model is for {model.metric.value}, the index ranks by "
+            f"{handler.metric.value}; fit with metric={handler.metric.value!r}, or "
+            "'cosine' if its vectors are of unit length"
         )
 
 
 def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     """Raise InputError or StoreError unless the offsets in the upgraded index of
     `handler` are those of `model`, or of no model."""
-    require_suits(model, handler.index)
+    require_suits(model, handler)
     if model.gallery is None:
         raise InputError(
             "the model is not centred on the index: use "

@@ -25,10 +25,9 @@ import os
 import re
 import shutil
 import stat
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qs
@@ -42,7 +41,7 @@ from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreEr
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.registry import without_secrets
-from hubplugin.store import Batch, Correction, Found, Hits, Writing, require_room
+from hubplugin.store import Batch, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.index import as_unit, upgrade_by
@@ -110,8 +109,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
         )
         self._given_metric = metric
-        # A weak reference, so that the lock of a run that is dropped is closed.
-        self._lock_ref: Callable[[], BinaryIO | None] = lambda: None
+        self._is_writing = False
         self._scanned: Seen | None = None  # the file that the last `scan` began on
         self._read()
 
@@ -132,7 +130,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.dim = int(index.d)
         self._seen = seen
         self._model_metric: Metric | None = None
-        self._raw: faiss.Index | None = None
+        vars(self).pop("raw", None)  # of the index before
 
     def _reread_if_changed(self) -> None:
         """Read the file anew if another program has changed it.
@@ -140,9 +138,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         While a run of this store writes it, do nothing: its offsets are for the entries
         that it has read.
         """
-        lock = self._lock_ref()
-        is_writing = lock is not None and not lock.closed
-        if not is_writing and look_at(self.path) != self._seen:
+        if not self._is_writing and look_at(self.path) != self._seen:
             self._read()
 
     def _require_unchanged(self, seen: Seen | None = None) -> None:
@@ -173,15 +169,16 @@ class FaissStore(ManifestStore[FaissVersion]):
                 return manifest.activate(writing)
             if writing.stamp != self._seen.content:
                 manifest = manifest.give_up()
-        if not self.handler.extras or self.handler.holds_offsets_of(""):
+        holds = self.handler.holds_offsets_of
+        if not self.handler.extras or holds(""):
             return manifest.withdraw() if manifest.active else manifest
         active = tuple(manifest.active.values())
-        if any(self.handler.holds_offsets_of(version.model) for version in active):
+        if any(holds(version.model) for version in active):
             return manifest
-        if writing is not None and self.handler.holds_offsets_of(writing.model):
+        if writing is not None and holds(writing.model):
             return manifest.activate(writing)  # the file has had additions since
         for version in manifest.previous.values():
-            if self.handler.holds_offsets_of(version.model):
+            if holds(version.model):
                 return manifest.replace(
                     active={"": version},
                     previous={},
@@ -269,11 +266,11 @@ class FaissStore(ManifestStore[FaissVersion]):
         with as_store_error(path):
             path.unlink(missing_ok=True)
 
-    def acquire(self) -> BinaryIO:
-        """Lock the store for writing, and return the lock, held until it is closed or
-        the process ends.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the store for writing, and clean up in the end.
 
-        Raises StoreError if another run holds the lock.
+        The lock ends with the process, too. Raises StoreError if another run holds it.
         """
         path = self._place("lock")
         with as_store_error(path):
@@ -284,27 +281,27 @@ class FaissStore(ManifestStore[FaissVersion]):
                 os.close(folder)
             lock = open_own(path, os.O_RDWR | os.O_CREAT)
             permit(lock.fileno(), self.path)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another run may have deleted the lock file when it ended.
-            is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
-        except OSError:
-            is_there = False
-        if not is_there:
-            lock.close()
-            raise StoreError(
-                f"{str(self.path)!r} is being written by another run; nothing was "
-                "changed: wait until it ends"
-            )
-        self._lock_ref = weakref.ref(lock)
-        return lock
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another run may have deleted the lock file when it ended.
+                is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
+            except OSError:
+                is_there = False
+            if not is_there:
+                raise StoreError(
+                    f"{str(self.path)!r} is being written by another run; nothing was "
+                    "changed: wait until it ends"
+                )
+            self._is_writing = True
+            try:
+                yield
+            finally:
+                self._clean_up()
+                self._is_writing = False
 
-    def release(self, lock: BinaryIO) -> None:
-        """Close the lock.
-
-        Before that, write the manifest as the index has it, and delete the files that
-        no later run needs.
-        """
+    def _clean_up(self) -> None:
+        """Write the manifest as the index has it. Delete files that no run needs."""
         with contextlib.suppress(OSError, StoreError):
             self._require_unchanged()
             manifest = self.read_manifest()
@@ -320,28 +317,23 @@ class FaissStore(ManifestStore[FaissVersion]):
             if os.listdir(self.hub) == ["lock"]:
                 self._delete_file("lock")
                 self.hub.rmdir()
-        lock.close()
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
         """The metric that was given; else that of the model, and without a model what
         the index computes."""
-        if self._given_metric is not None:
-            return self._given_metric
-        if self._model_metric is not None:
-            return self._model_metric
+        known = self._given_metric or self._model_metric
+        if known is not None:
+            return known
         version = self.active()
-        if version is not None:
-            return version.metric
-        return Metric.EUCLIDEAN if self.handler.euclidean else Metric.DOT
+        return self.handler.metric if version is None else version.metric
 
     def takes_metric(self, metric: Metric) -> bool:
         """Return True if a model for `metric` suits the index.
 
         If no metric was given, `metric` is that of the store from then on.
         """
-        other = Metric.DOT if self.handler.euclidean else Metric.EUCLIDEAN
-        if self._given_metric is None and metric is not other:
+        if metric in (self.handler.metric, Metric.COSINE):
             self._model_metric = metric
         return metric is self.metric
 
@@ -386,22 +378,16 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         return self.handler.count
 
-    @property
+    @cached_property
     def raw(self) -> faiss.Index:
         """The index without offsets."""
-        if self._raw is None:
-            self._raw = self.index
-            if self.handler.extras:
-                self._raw = self.handler.downgrade()
-        return self._raw
+        if self.handler.extras:
+            return self.handler.downgrade()
+        return self.index
 
-    def correction(self) -> Correction | None:
+    def seen(self) -> Manifest[FaissVersion]:
         self._reread_if_changed()
-        return super().correction()
-
-    def previous(self) -> OffsetModel | None:
-        self._reread_if_changed()
-        return super().previous()
+        return self.read_manifest()
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
         """Yield all entries in order, as the index reconstructs them.
@@ -424,11 +410,11 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     def read_batches(self) -> Iterator[Batch]:
         """Yield all entries of the index in memory, whatever the file holds now."""
+        version = self.active()
         batches = self.handler.scan()
         if self.metric is Metric.COSINE:
             is_corrected = bool(self.handler.extras)
             batches = as_unit(batches, self.handler, self.url, tolerant=is_corrected)
-        version = self.active()
         if version is None:
             yield from batches
             return
@@ -457,17 +443,18 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._scanned = None
         if scanned is None:
             self._reread_if_changed()
-        with contextlib.ExitStack() as undo:
-            lock = self.acquire()
-            undo.callback(self.release, lock)
+        with contextlib.ExitStack() as run:
+            run.enter_context(self.locked())
             self._require_unchanged(scanned)
             self.require_writable()
             previous = self.read_manifest()
-            undo.callback(self.give_up, previous)
-            version, found = self.start_version(model, progress)
-            writing = FaissWriting(self, model, version, lock, previous, found)
-            undo.pop_all()
-        return writing
+            try:
+                version, found = self.start_version(model, progress)
+            except BaseException:
+                self.give_up(previous)
+                raise
+            end = run.pop_all().close
+            return FaissWriting(self, model, version, previous, end, found)
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Put back `previous`, the manifest of before a run that has failed."""
@@ -510,7 +497,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         index = self.raw if raw else self.index
         try:
-            scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
+            scores, ids = index.search(queries, k)
         except (RuntimeError, MemoryError) as error:
             raise StoreError(
                 f"{self.url}: Faiss cannot search it: {reason(error)}"
@@ -531,22 +518,19 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         if not self.handler.extras and not self.hub.is_dir():
             return
-        lock = self.acquire()
-        try:
+        with self.locked():
             self._require_unchanged()
             if self.handler.extras:
                 self.replace(self.raw, None)
             self.delete_manifest()
-        finally:
-            self.release(lock)
 
 
 @dataclass(eq=False)
 class FaissWriting(Writing):
     """The offsets of `version`, of `model`, on their way into the file of `store`.
 
-    lock: The lock of the store.
     previous: The manifest to put back if the run fails.
+    end: Unlocks the store.
     found: As in `Writing`.
     """
 
@@ -555,8 +539,8 @@ class FaissWriting(Writing):
     store: FaissStore
     model: OffsetModel
     version: FaissVersion
-    lock: BinaryIO
     previous: Manifest[FaissVersion]
+    end: Callable[[], None]
     found: Found
 
     def __post_init__(self) -> None:
@@ -595,8 +579,7 @@ class FaissWriting(Writing):
             raise
 
     def close(self) -> None:
-        if not self.lock.closed:
-            self.store.release(self.lock)
+        self.end()
 
 
 def look_at(path: Path) -> Seen:
@@ -672,9 +655,9 @@ def open_store(
     Args:
         path: The index file. What belongs to it lies beside it, for photos.faiss in the
             folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked; else "dot",
-            or "euclidean" for L2. By default that of the model, and without a model
-            what the index computes.
+        metric: "cosine" if its vectors are of unit length, which is checked; else
+            "dot", or "euclidean" for L2. By default that of the model, and without a
+            model what the index computes.
 
     Raises:
         StoreError: There is no such file, Faiss cannot read it, or its type cannot
@@ -709,15 +692,12 @@ def open_url(url: str) -> FaissStore:
         InputError: There is no such metric, or the URL has another option.
     """
     place = url.removeprefix("faiss:")
-    readings: list[tuple[str, str]] = []
+    readings: list[tuple[str, str, str]] = []
     for name in (place, place.removeprefix("//")):  # faiss://FILE, as URLs are written
-        readings += [
-            (name, ""),
-            name.rpartition("?")[::2],  # a name may have a question mark itself
-            name.partition("?")[::2],
-        ]
+        # A name may have a question mark itself.
+        readings += [(name, "", ""), name.rpartition("?"), name.partition("?")]
     there = [reading for reading in readings if os.path.isfile(reading[0])]
-    path, query = (there or readings[-1:])[0]
+    path, _, query = (there or readings[-1:])[0]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:

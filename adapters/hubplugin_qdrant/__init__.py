@@ -43,24 +43,25 @@ def open_store(
 ) -> QdrantStore:
     """Open a collection for the jobs of `hubplugin`: `hubplugin.apply(store, bank)`.
 
-    storage="vector" is a second vector with one more dimension, which ranks at the speed
-    of the index for the price of its space; it needs server 1.18. "payload" is one number
-    a point, added to the scores of the candidates that a search fetches, which works
-    everywhere. Beside an unnamed vector a second one leaves a trace when it is removed:
-    `get_collection` then shows {"": VectorParams(...)} for VectorParams(...).
+    storage="vector" is a second vector with one more dimension, which ranks at the
+    speed of the index for the price of its space; it needs server 1.18. "payload" is
+    one number a point, added to the scores of the candidates that a search fetches,
+    which works everywhere. Beside an unnamed vector a second one leaves a trace when it
+    is removed: `get_collection` then shows {"": VectorParams(...)} for
+    VectorParams(...).
 
     Args:
         client: Plain or wrapped.
-        collection: A name or an alias; the correction belongs to what an alias stands for
-            now.
-        vector: The name of the vector that is corrected; None is the unnamed one, or the
-            only one there is.
+        collection: A name or an alias; the correction belongs to what an alias stands
+            for now.
+        vector: The name of the vector that is corrected; None is the unnamed one, or
+            the only one there is.
         storage: "auto" keeps the storage of the correction in place. Without one it is
-            "vector" if the server can add one beside a named vector that is not quantised
-            and whose numbers have 16 bits or more, and "payload" elsewhere.
-        agreement: The recall that searches must reach, as a share of the raw index's own;
-            by default that of the correction in place, or 0.99. Candidates, or hnsw_ef,
-            are chosen by it.
+            "vector" if the server can add one beside a named vector that is not
+            quantised and whose numbers have 16 bits or more, and "payload" elsewhere.
+        agreement: The recall that searches must reach, as a share of the raw index's
+            own; by default that of the correction in place, or 0.99. Candidates, or
+            hnsw_ef, are chosen by it.
         pace: How many points are written before the graph is waited for, by default a
             tenth; "all" is the quickest, and other searches are slow until it ends.
         record: The folder that `HubQdrantClient(record=...)` was given.
@@ -69,8 +70,8 @@ def open_store(
         The store of that vector.
 
     Raises:
-        StoreError: For a collection or vector that is not there or cannot carry offsets,
-            and for a server that cannot be reached.
+        StoreError: For a collection or vector that is not there or cannot carry
+            offsets, and for a server that cannot be reached.
     """
     return QdrantStore(
         client,

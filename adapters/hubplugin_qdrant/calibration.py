@@ -1,12 +1,12 @@
 """How widely a corrected search looks, chosen by searching with queries of the bank.
 
 Each shard gives as many candidates as are asked for. If points are sharded by keys, as
-tenants are, a search by one key gets them from its own shards alone: so each calibration
-query goes to one key, drawn as the points are spread.
+tenants are, a search by one key gets them from its own shards alone: so each
+calibration query goes to one key, drawn as the points are spread.
 
 Searches by an index miss some of the exact results, corrected or not. A corrected one
-need not miss fewer than a raw one: more candidates, or a wider search of the graph, cost
-time and cannot mend the index.
+need not miss fewer than a raw one: more candidates, or a wider search of the graph,
+cost time and cannot mend the index.
 
 Queries of the bank stand for those to come. Measured on 10,000 functions and five fits,
 64 queries of the bank needed 22, 23, 32, 65 and 194 candidates for 0.99 of their

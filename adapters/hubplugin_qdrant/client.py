@@ -80,7 +80,7 @@ class _Corrected(Generic[Client]):
 
         Args:
             client: A plain client, or a wrapped one, sync or async as this class.
-            record: As of the class.
+            record: As of the class. By default a wrapped client goes on recording.
 
         Returns:
             The corrected client.
@@ -89,6 +89,8 @@ class _Corrected(Generic[Client]):
             InputError: For a client of another kind, or a `record` that is no folder.
         """
         raw = require_client(client, cls._plain)
+        if record is None and isinstance(client, _Corrected):
+            record = client._corrections.recorder
         corrections = _make_cache(raw, record)
         wrapped = plain_client.clone_client(raw, cls)
         wrapped._corrections = corrections

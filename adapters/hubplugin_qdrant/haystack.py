@@ -1,8 +1,8 @@
 """Haystack's QdrantDocumentStore over a corrected collection; needs qdrant-haystack.
 
 The store makes its client itself and takes no other, so its subclass wraps what it has
-made. Haystack's retrievers take that store, but read none but their own from a pipeline's
-YAML: these here read it.
+made. Haystack's retrievers take that store, but read none but their own from a
+pipeline's YAML: these here read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 class HubQdrantDocumentStore(QdrantDocumentStore):
     """A QdrantDocumentStore that searches a corrected collection corrected.
 
-    It has the same parameters, and gives offsets to the documents that are written to it.
+    It has the same parameters, and gives offsets to the documents that are written to
+    it.
     """
 
     def _initialize_client(self) -> None:
@@ -54,7 +55,8 @@ class HubQdrantEmbeddingRetriever(_OwnStore, QdrantEmbeddingRetriever):
 
 @component
 class HubQdrantSparseEmbeddingRetriever(_OwnStore, QdrantSparseEmbeddingRetriever):
-    """A QdrantSparseEmbeddingRetriever whose store in a YAML is a HubQdrantDocumentStore."""
+    """A QdrantSparseEmbeddingRetriever whose store in a YAML is a
+    HubQdrantDocumentStore."""
 
 
 @component

@@ -47,11 +47,11 @@ Payload: TypeAlias = dict[str, Any]
 class QdrantVersion(corrections.Version):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
-    storage: "payload", a key that the search adds to the score, or "vector", an augmented
-        vector.
+    storage: "payload", a key that the search adds to the score, or "vector", an
+        augmented vector.
     parts: How many points of the metadata collection hold the model.
-    ceiling: The upper bound of the offsets. Under Euclidean distance the augmented vector
-        stores sqrt(2 (ceiling - offset)), and larger offsets are clipped.
+    ceiling: The upper bound of the offsets. Under Euclidean distance the augmented
+        vector stores sqrt(2 (ceiling - offset)), and larger offsets are clipped.
     oversampling: Candidates for each result.
     exact_oversampling: Candidates for each result of an exact search. None if strict
         mode allows none.
@@ -193,7 +193,7 @@ def vectors_of(versions: Iterable[QdrantVersion]) -> set[str]:
 
 
 def our_offsets(payload: Payload | None) -> dict[str, float]:
-    """Return the offsets in the `payload` of a point, {"v3": 0.0123}, of any version."""
+    """Return all offsets in the `payload` of a point, {"v3": 0.0123}."""
     under = (payload or {}).get(KEY)
     if not isinstance(under, dict):
         return {}

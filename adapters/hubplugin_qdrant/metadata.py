@@ -1,8 +1,8 @@
 """The metadata collection `<collection>--hub`: the manifest and the models.
 
 Point 0 is the manifest, which is replaced in one step; a model lies in other points, in
-parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads again
-every few seconds, and models.
+parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads
+again every few seconds, and models.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, PointId
-from hubplugin_qdrant.requests import (
-    as_requests,
-    has_offset,
-    lacks_augmented_vector,
-)
+from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
@@ -54,12 +50,12 @@ def real_name(raw: Any, name: str) -> Operation[str]:
 
     Return `name` itself if it is no alias, or if the api key may not read aliases.
     """
-    answer = yield from _answer(Call(raw.get_aliases), None, Fault.FORBIDDEN)
-    if answer is not None:
-        for alias in answer.aliases:
-            if alias.alias_name == name:
-                return str(alias.collection_name)
-    return name
+    none = models.CollectionsAliasesResponse(aliases=[])
+    answer = yield from _answer(Call(raw.get_aliases), none, Fault.FORBIDDEN)
+    names: dict[str, str] = {
+        alias.alias_name: alias.collection_name for alias in answer.aliases
+    }
+    return names.get(name, name)
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
@@ -130,7 +126,7 @@ def read_model(
 
 
 MANIFEST_SECONDS = 10.0
-"""For how long a manifest counts as current: a change made elsewhere is noticed within."""
+"""For how long a manifest counts as current, whatever is changed elsewhere."""
 
 PATIENCE_SECONDS = 1.0
 """When a manifest is asked for again that cannot be read just now."""
@@ -224,7 +220,7 @@ class CorrectionCache:
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
-        """Return True if the manifest behind `name` is still the one that is `cached`."""
+        """Return True if the manifest behind `name` is still that of `cached`."""
         try:
             if cached.collection != name:
                 real = yield from real_name(self.raw, name)
@@ -279,9 +275,9 @@ class CorrectionCache:
     ) -> Operation[QdrantManifest]:
         """Return `manifest` with what this client needs to search.
 
-        Versions whose augmented vectors are gone are left out, and only if a point lacks
-        its augmented vector do searches look for such points. (A count would count
-        vectors of deleted points.) Raises what `read_model` raises.
+        Versions whose augmented vectors are gone are left out, and only if a point
+        lacks its augmented vector do searches look for such points. (A count would
+        count vectors of deleted points.) Raises what `read_model` raises.
         """
         if m.vectors_of(manifest.everything):
             call = Call(self.raw.get_collection, collection)
@@ -365,17 +361,13 @@ class CorrectionCache:
         return pairs
 
     def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
-        """Return `requests` with their documents embedded as the plain client does it."""
-        structs = as_requests(requests)
-        return (yield Computing(plain_client.embed, self.raw, structs, True))
+        """Return `requests`, their documents embedded as by the plain client."""
+        return (yield Computing(plain_client.embed, self.raw, requests))
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(text, UserWarning, stacklevel=4)
-
-    def forget(self) -> None:
-        self.manifests.clear()
 
 
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]

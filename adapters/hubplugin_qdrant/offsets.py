@@ -2,8 +2,8 @@
 
 A point has the offset of a version as a number in its payload, {"hub_offset": {"v3":
 0.0123}}, or in an augmented vector, "hub_v3": [t, offset] or, under Euclidean distance,
-[t, sqrt(2 (ceiling - offset))]. A query map lies in the latter, so that no query need be
-mapped: <q + S q, t> = <q, t + S' t>.
+[t, sqrt(2 (ceiling - offset))]. A query map lies in the latter, so that no query need
+be mapped: <q + S q, t> = <q, t + S' t>.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AnyVector: TypeAlias = Any
 by name, or None."""
 
 ROUNDING = 1e-6
-"""Numbers that differ by less, or by less of themselves, are those that were written."""
+"""Numbers that differ by less, or by less of themselves, count as equal."""
 
 
 @dataclass(frozen=True)

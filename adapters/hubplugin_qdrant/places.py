@@ -24,7 +24,8 @@ OPTIONS = frozenset(("using", "storage", "pace", "grpc", "record"))
 
 
 class Place:
-    """What a URL names: a collection on a server or in a folder; see `store.open_url`."""
+    """What a URL names: a collection on a server or in a folder; see
+    `store.open_url`."""
 
     def __init__(self, url: str):
         """Raise InputError for a URL that names none."""
@@ -39,15 +40,14 @@ class Place:
         self.options = dict(parse_qsl(parts.query))
         self.folder, _, self.collection = parts.path.rpartition("/")
         names_place = self.folder if self.is_local else parts.hostname
-        if parts.username or parts.password or self.options.keys() - OPTIONS:
+        more = parts.username or parts.password or self.options.keys() - OPTIONS
+        if more or not self.collection or not names_place:
             raise InputError(
                 f"expected {expected}, and no more than "
                 "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER "
                 "behind it; an api key is read from the environment variable "
                 "QDRANT_API_KEY"
             )
-        if not self.collection or not names_place:
-            raise InputError(f"{url!r} names no collection; expected {expected}")
         self.prefix = self.folder.strip("/")
         grpc = self.options.get("grpc", "")
         is_port = grpc.isdecimal() and 0 < int(grpc) < 65536
@@ -98,7 +98,7 @@ class QdrantShard(StoreShard):
 
 @dataclass(frozen=True)
 class QdrantShare(Share):
-    """The writing of a version, by its JSON. The model lies in the metadata collection."""
+    """The writing of a version, by its JSON; its model is read from the metadata."""
 
     url: str
     version: str

@@ -1,4 +1,4 @@
-"""Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
+"""All that hubplugin uses of qdrant-client beyond its public interface.
 
 pyproject.toml bounds the version of qdrant-client above: these names may change in any
 release.
@@ -125,17 +125,9 @@ def bodies_of(operations: Any) -> list[Any]:
     return bodies
 
 
-def embed(
-    client: QdrantClient | AsyncQdrantClient, items: list[Any], is_query: bool = False
-) -> list[Any]:
-    """Return `items` with their documents embedded as `client` would do it.
-
-    items: Requests if `is_query`; else points, vectors or operations.
-    """
-    if client.cloud_inference or not client._inference_inspector.inspect(items):
-        return items
-    return list(
-        client._embed_models(
-            items, is_query=is_query, batch_size=client.local_inference_batch_size
-        )
-    )
+def embed(client: QdrantClient | AsyncQdrantClient, requests: list[Any]) -> list[Any]:
+    """Return `requests` with their documents embedded as `client` would do it."""
+    if client.cloud_inference or not client._inference_inspector.inspect(requests):
+        return requests
+    size = client.local_inference_batch_size
+    return list(client._embed_models(requests, is_query=True, batch_size=size))

@@ -41,8 +41,8 @@ class PointReader:
     manifest: Knows whose offsets are ours.
     version: The version whose offsets are read; None for none.
     field: The payload key that is read as the values of the batches.
-    left_over: The points that hold offsets of no version of `manifest`, by shard key and
-        payload keys.
+    left_over: The points that hold offsets of no version of `manifest`, by shard key
+        and payload keys.
     """
 
     schema: Schema
@@ -101,7 +101,8 @@ class PointReader:
         offsets = np.full(len(ids), np.nan, np.float32)
         loss = np.zeros(len(ids))
         if version is not None and version.storage == "payload":
-            _read_payloads(version, payloads, offsets)
+            for row, payload in enumerate(payloads):
+                offsets[row] = our_offsets(payload).get(version.field, np.nan)
         elif version is not None:
             augmented = [named.get(version.augmented_vector) for named in vectors]
             _read_augmented(version, matrix, augmented, offsets, loss)
@@ -117,14 +118,6 @@ class PointReader:
             values=values,
             rounding=lambda _: loss,
         )
-
-
-def _read_payloads(
-    version: QdrantVersion, payloads: list[Payload], offsets: np.ndarray
-) -> None:
-    """Put the offsets of `version` in `payloads` into `offsets` [b]."""
-    for row, payload in enumerate(payloads):
-        offsets[row] = our_offsets(payload).get(version.field, np.nan)
 
 
 def _read_augmented(

@@ -6,8 +6,8 @@ candidates, under a formula that adds the offset:
     query=q, limit=10
     -> prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector" it goes to the augmented vector, and for points that another client
-wrote without one, to their own:
+With storage="vector" it goes to the augmented vector, and for points that another
+client wrote without one, to their own:
 
     query=q, limit=10
     -> prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
@@ -429,9 +429,10 @@ def _over_all(
 def _by_augmented_vector(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> list[models.Prefetch]:
-    """Return the query in d + 1 dimensions and, unless every point has the augmented
-    vector, the query in d dimensions over the points that lack it.
+    """Return the query in d + 1 dimensions, and one for points without that vector.
 
+    The second is the query in d dimensions, which is left out if every point has the
+    augmented vector.
     Over `prefetches` both queries list all points that the prefetches give: a filter
     for points that lack the vector would change what the prefetches find.
     """
@@ -465,9 +466,9 @@ _FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
 def _augment(
     node: Node, prefetches: list[models.Prefetch], version: QdrantVersion
 ) -> dict[str, Any]:
-    """Return the fields that search the query of `node` in d + 1 dimensions: as [q, 1]
-    or, under Euclidean distance, as [q, 0].
+    """Return the fields that search the query of `node` in d + 1 dimensions.
 
+    It is searched as [q, 1] or, under Euclidean distance, as [q, 0].
     The search ignores quantised codes: they clip the last component to the range of the
     others, and so lose it.
     """
@@ -523,8 +524,8 @@ DISTANCE = (
     '{"div": {"left": {"mult": [-2.0, S]}, "by_zero_default": 0.0, '
     '"right": {"sqrt": {"abs": {"mult": [-2.0, S]}}}}}'
 )
-"""The expression of the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This is
-sqrt(x), or -sqrt(-x) where x is negative."""
+"""The expression of the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This
+is sqrt(x), or -sqrt(-x) where x is negative."""
 
 UNIT = 1e-6
 """How far from 1 rounding to float32 takes the length of a unit vector: vectors as

@@ -19,9 +19,7 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import Searches, calibrate
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
-from hubplugin_qdrant.transport import (
-    QdrantTransport,
-)
+from hubplugin_qdrant.transport import QdrantTransport
 
 VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
@@ -30,9 +28,11 @@ SMALL_INDEXES = (1, 17)
 """The first version of the server whose float index can do without links in the
 graph."""
 
-INDEX_BYTES, PAYLOAD_BYTES = 32, 64
-"""Estimated bytes a point for a number in a payload: in the index, its value and point
-id both ways; on disk, its JSON."""
+INDEX_BYTES = 32
+"""Estimated bytes a point in an index: a number and its point id, both ways."""
+
+PAYLOAD_BYTES = 64
+"""Estimated bytes a point on disk for a number in a payload, as JSON."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -139,16 +139,15 @@ class PayloadSchema(Schema):
 
     writing = 4.0
 
-    def require_room(
-        self, manifest: QdrantManifest, version: QdrantVersion | None
-    ) -> None:
-        """Raise StoreError if strict mode leaves no room for the index of `version`.
+    def require_room(self, manifest: QdrantManifest) -> None:
+        """Raise StoreError if strict mode leaves no room for the index of a version.
 
-        None is a new version, beside those of `manifest`.
+        It is the version that `manifest` has as half-written, or a new one.
         """
         limit = self.transport.strict.max_payload_index_count
-        indexes = _indexes(self.transport.opened)
-        if limit is None or (version is not None and version.key in indexes):
+        indexes = set(self.transport.opened.payload_schema)
+        writing = manifest.writing
+        if limit is None or (writing is not None and writing.key in indexes):
             return
         # Indexes of retired versions are deleted before a new one is made.
         indexes -= m.payload_keys(manifest.give_up().retired)
@@ -165,13 +164,13 @@ class PayloadSchema(Schema):
         """Create a float index on the offsets, unless there is one.
 
         Formulas are faster with it, and strict mode allows no others. It comes before
-        the offsets, so that the graph is built without links for it. The server makes it
-        before it does any later write.
+        the offsets, so that the graph is built without links for it. The server makes
+        it before it does any later write.
         """
         transport = self.transport
         if transport.is_local:  # has no indexes, and warns of it
             return
-        if version.key in _indexes(transport.describe()):
+        if version.key in transport.describe().payload_schema:
             return
         schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT)
         if transport.server >= SMALL_INDEXES:  # nobody filters by it
@@ -187,7 +186,7 @@ class PayloadSchema(Schema):
             return
         written = m.payload_keys(versions)
         ours = rf"{m.KEY}\.v[1-9]\d*"  # also those that no manifest knows
-        for path in _indexes(self.transport.describe()):
+        for path in self.transport.describe().payload_schema:
             if path in written or (is_last and re.fullmatch(ours, path)):
                 self.transport.ask("delete_payload_index", path, wait=True)
 
@@ -349,11 +348,6 @@ def _bytes(count: float) -> str:
     return f"{count / 1000**thousands:.3g} {unit}"
 
 
-def _indexes(info: models.CollectionInfo) -> set[str]:
-    """Return the payload keys that have an index."""
-    return set(info.payload_schema)
-
-
 def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:
     """Return the dense vectors of a collection by name; "" is the unnamed one."""
     vectors = info.config.params.vectors or {}
@@ -393,16 +387,15 @@ def find_vector(
             return version.vector, models.VectorParams(
                 size=version.dim, distance=DISTANCES[version.metric]
             )
-    there = f"dense vectors there: {', '.join(map(repr, dense)) or 'none'}"
-    if using in (info.config.params.sparse_vectors or {}) or not dense:
-        raise StoreError(f"{url}: sparse vectors have no offsets; {there}")
     if not using and len(dense) == 1:
         (using,) = dense
-    if not using and using not in dense:
-        which = Parameter("vector")
-        raise StoreError(f"{url}: name one of its vectors with ", which, f"; {there}")
     if using not in dense:
-        raise StoreError(f"{url}: there is no vector {using!r}; {there}")
+        raise StoreError(
+            f"{url}: there is no dense vector {using!r}, and no other kind has offsets; "
+            "name one with ",
+            Parameter("vector"),
+            f"; dense vectors there: {', '.join(map(repr, dense)) or 'none'}",
+        )
     vector = dense[using]
     is_usable = (
         vector.distance in METRICS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import math
 import os
@@ -36,9 +35,8 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.calls import Answer, Operation, run
-from hubplugin_qdrant.client import require_client
+from hubplugin_qdrant.client import HubQdrantClient, require_client
 from hubplugin_qdrant.manifest import KEY, QdrantManifest, QdrantVersion
-from hubplugin_qdrant.metadata import CorrectionCache
 from hubplugin_qdrant.offsets import delete_keys, set_values, values_of
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divide
 from hubplugin_qdrant.plain_client import PointId
@@ -111,7 +109,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         self._seen: QdrantManifest | None = None
-        self._cache: CorrectionCache | None = None
+        self._corrected: HubQdrantClient | None = None  # that of a job
         self.transport = QdrantTransport(self.client, self.url, collection)
         self.collection = self._run("opening", metadata.real_name, collection)
         self.ours = m.metadata_collection(self.collection)
@@ -136,7 +134,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def for_job(self) -> QdrantStore:
         store = copy.copy(self)
         store.transport = self.transport.for_job()
-        store._cache = CorrectionCache(self.client)
+        store._corrected = HubQdrantClient.wrap(self.client)
         return store
 
     def _run(
@@ -159,7 +157,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     def _see(self, manifest: QdrantManifest) -> QdrantManifest:
         """Return `manifest`, which a job keeps in mind."""
-        if self._cache is not None:
+        if self._corrected is not None:
             self._seen = manifest
         return manifest
 
@@ -282,9 +280,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def next_number(self, manifest: corrections.Manifest[QdrantVersion]) -> int:
         """Return a new number by which no vector of the user's is called."""
         names = vector_names(self.transport.opened)
-        for number in itertools.count(manifest.last_number + 1):
-            if f"hub_v{number}" not in names:
-                break
+        number = manifest.last_number + 1
+        while f"hub_v{number}" in names:
+            number += 1
         return number
 
     def count(self) -> int:
@@ -382,7 +380,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             # An active correction may be what is written, for which there is room.
             if self.vector not in manifest.active:
                 schema = PayloadSchema(self.transport, self.vector, self._parameters)
-                schema.require_room(manifest, manifest.writing)
+                schema.require_room(manifest)
             if manifest.offset_key is None:  # else the key is ours
                 self._require_free_key()
         if dry_run:
@@ -462,14 +460,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         }
         rows = np.asarray(queries, np.float32).tolist()
         requests = [models.QueryRequest(query=row, **options) for row in rows]
-        cache = self._cache or CorrectionCache(self.client)
-
-        def search_corrected(collection: str, requests: list[Any]) -> Any:
-            arguments = {"collection_name": collection, "requests": requests}
-            return run(searches.query_batch_points(cache, arguments))
-
-        search = self.client.query_batch_points if raw else search_corrected
-        responses = self.transport.answers(requests, search)
+        client = self.client
+        if not raw:
+            client = self._corrected or HubQdrantClient.wrap(self.client)
+        responses = self.transport.answers(requests, client.query_batch_points)
         return as_hits(response.points for response in responses)
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
@@ -619,7 +613,7 @@ class QdrantWriting(Writing):
         return QdrantShare(self.store.url, self.version.model_dump_json())
 
     def _unless_overtaken(self, step: Callable[[QdrantVersion], Answer]) -> Answer:
-        """Return what `step` makes of the version, unless another run took its place."""
+        """Return what `step` makes of the version, which another run may replace."""
         try:
             return step(self.version)
         except StoreError:

@@ -207,7 +207,7 @@ POLL_SECONDS = 0.5
 """The time between two looks whether a server has finished."""
 
 SILENT_SECONDS = 10.0
-"""After so long a wait the log says what it is for, if there is no progress callback."""
+"""After so long a wait without a progress callback, the log says what it is for."""
 
 IdRange: TypeAlias = tuple[PointId | None, PointId | None]
 """Ids from the first on and below the second; None for no bound."""
@@ -438,11 +438,10 @@ class QdrantTransport:
         cluster = self.ask("collection_cluster_info")
         shards = [*cluster.local_shards, *cluster.remote_shards]
         keys = {shard.shard_key for shard in shards} - {None}
-        counts: dict[Id, int] = {}
-        for key in sorted(keys, key=str):
-            answer = self.ask("count", exact=False, shard_key_selector=key)
-            counts[key] = answer.count
-        return counts
+        return {
+            key: self.ask("count", exact=False, shard_key_selector=key).count
+            for key in sorted(keys, key=str)
+        }
 
     def pages(
         self,
@@ -480,7 +479,7 @@ class QdrantTransport:
             yield records
 
     def seconds_to_read(self) -> float:
-        """Return how long reading all points takes, by what this job has read so far."""
+        """Return how long reading all points takes, by what this job has read."""
         seconds = self._seconds_read / max(self._points_read, 1)
         return seconds * self.count()
 
@@ -545,7 +544,8 @@ class QdrantTransport:
     def _send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
         """Change `points`.
 
-        A server refuses all of them if a point is gone: then change those that are left.
+        A server refuses all of them if a point is gone: then change those that are
+        left.
         """
         operations = change(points)
         # A server waits after each operation: send many without waiting, and flush once.

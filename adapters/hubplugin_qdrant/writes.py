@@ -116,7 +116,8 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Upload by the plain client, and give offsets to the points whose ids it asked for."""
+    """Upload by the plain client, and give offsets to the points whose ids it asked
+    for."""
     name = arguments["collection_name"]
     cached = yield from cache.lookup(name)
     if cached.manifest is None:
@@ -227,7 +228,8 @@ def _then(
 def _select(
     cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
 ) -> Operation[Touched]:
-    """Return the ids of `points`, in any form that the client takes, and their shard key.
+    """Return the ids of `points`, in any form that the client takes, and their shard
+    key.
 
     The points of a filter are those that match now.
     """
@@ -240,8 +242,8 @@ def _select(
         listed = field_of(points, "batch") or field_of(points, "points") or points
         return plain_client.ids_of(listed), shard_key
     ids: list[PointId] = []
-    offset, more = None, True
-    while more:
+    offset = None
+    while True:
         records, offset = yield Call(
             cache.raw.scroll,
             cached.collection,
@@ -252,8 +254,8 @@ def _select(
             shard_key_selector=shard_key,
         )
         ids += [record.id for record in records]
-        more = offset is not None
-    return ids, shard_key
+        if offset is None:
+            return ids, shard_key
 
 
 def _refresh(
@@ -315,7 +317,7 @@ def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
 
     def operation(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         result = yield Call(getattr(cache.raw, name), **arguments)
-        cache.forget()
+        cache.manifests.clear()
         if deletes:
             ours = m.metadata_collection(arguments["collection_name"])
             info = yield from metadata.describe(cache.raw, ours)

@@ -63,7 +63,7 @@ def test_a_query_map_goes_along(rng):
     [
         ("HNSW8", "no IndexHNSWFlat"),
         ("SQ8", "no IndexScalarQuantizer"),
-        ("IVF4,PQ4x4", "have 8 bits a part on GPUs, those of this IndexIVFPQ have 4"),
+        ("IVF4,PQ4x4", "at most 96 parts of 8 bits; .* this IndexIVFPQ have 6 of 4"),
         ("IVF4,PQ4x4fs", "no IndexIVFPQFastScan"),
         ("Flat,RFlat", "no IndexRefine"),
         ("L2norm,Flat", "normalise vectors and queries"),
@@ -75,6 +75,6 @@ def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, 
         hubplugin_faiss.for_gpu(index)
 
 
-def test_an_index_that_is_not_upgraded_goes_to_faiss_itself():
-    with refused(StoreError, "not upgraded; for a GPU give it to faiss"):
+def test_an_index_that_is_not_upgraded_has_no_offsets_to_take_along():
+    with refused(StoreError, r"not upgraded; upgrade\(index, model\)"):
         hubplugin_faiss.for_gpu(filled("Flat", np.eye(D, dtype=np.float32)))

@@ -48,6 +48,19 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
     assert rows(folder / "a%20b") == {(3, 4)}
 
 
+@pytest.mark.parametrize("asked_for", ["first", "second"])
+def test_a_client_wrapped_again_goes_on_recording_unless_another_folder_is_named(
+    cosine, tmp_path, asked_for
+):
+    client = cosine.wrapped(record=tmp_path / "first")
+    options = {} if asked_for == "first" else {"record": tmp_path / "second"}
+    again = HubQdrantClient.wrap(client, **options)
+    again.query_points("photos", cosine.queries[0], cosine.using)
+    again.close()
+    assert [path.name for path in tmp_path.iterdir()] == [asked_for]
+    assert rows(tmp_path / asked_for / "photos") == asked(cosine.queries[:1])
+
+
 @pytest.mark.parametrize("named", ["photos", "live"])
 def test_only_the_collections_that_a_recorder_names_are_recorded(folder, live, named):
     parameters = models.VectorParams(size=DIM, distance=COSINE)

@@ -239,9 +239,10 @@ def dense(**fields):
         (dense(multivector_config=MANY), None, "multi-vector.*use a dense vector"),
         (dense(datatype=models.Datatype.UINT8), None, "uint8.*float16"),
         (dense(distance=models.Distance.MANHATTAN), None, "Manhattan.*Cosine, Dot, Eu"),
-        ({}, None, "sparse vectors have no offsets"),
-        (BOTH, "sound", f"no vector 'sound'; {THERE}"),
-        (BOTH, "", f"name one of .* vector=; {THERE}"),
+        ({}, None, "no other kind has offsets; .*dense vectors there: none"),
+        (BOTH, "words", f"no dense vector 'words', and no other kind.*; {THERE}"),
+        (BOTH, "sound", f"no dense vector 'sound', .*; {THERE}"),
+        (BOTH, "", f"name one with vector=; {THERE}"),
         (DENSE, None, "empty"),
     ],
 )

@@ -39,35 +39,26 @@ class OffsetCoder:
         """Return the extra components [n, w] that come closest to `offsets` [n] after
         coding.
 
-        Each dimension i has a reserve q_i^2, and the neutral offset fills every
-        dimension with its reserve. In turn, a dimension takes the rest of the offset
-        less the reserves of the dimensions behind it. What its codes cannot express
-        stays in the rest, for the next dimension.
+        In turn, a dimension takes what is left, except the reserves of the dimensions
+        behind it. What its codes cannot express is left for the next dimension.
 
         bases: The extra components of centroids, from which codes hold differences:
             [n, w], or [1, w] for all.
         """
         q = self.extra.query.astype(np.float64)
         components = np.zeros((len(offsets), len(q)), np.float32)
-        if self.extra.euclidean:
-            rest = q @ q - 2 * offsets.astype(np.float64)
-        else:
-            rest = q @ q + offsets.astype(np.float64)
+        needed = self.extra.needed(offsets)
         for i in self.codec.carriers:
-            wanted = rest - q[i + 1 :] @ q[i + 1 :]
-            if self.extra.euclidean:
-                wanted = q[i] + np.sqrt(np.maximum(wanted, 0))
-            else:
-                wanted = wanted / q[i]
+            wanted = self.extra.component(i, needed)
             # The codec encodes all extra dimensions at once.
             alone = np.zeros_like(components)
             alone[:, i] = np.clip(wanted - bases[:, i], *self.codec.limits)
             held = self.codec.decode(self.codec.encode(alone))[:, i] + bases[:, i]
             components[:, i] = held
             if self.extra.euclidean:
-                rest -= (held - q[i]) ** 2
+                needed -= (held - q[i]) ** 2
             else:
-                rest -= held * q[i]
+                needed -= held * q[i]
         return components
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
@@ -212,7 +203,7 @@ class QuantisingCodec(Codec):
         return self.quantizer.compute_codes(vectors)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        return self.quantizer.decode(np.ascontiguousarray(codes))
+        return self.quantizer.decode(codes)
 
 
 class ScalarCodec(QuantisingCodec):
@@ -278,12 +269,10 @@ class ScalarCodec(QuantisingCodec):
         # One dimension or more is padding, whose last one holds the fingerprint bits.
         used = len(self.carriers)
         width = used + 1 + -(self.quantizer.d + used + 1) % 16
-        state = np.array([spec.low, spec.high]).tobytes()
-        if bases is not None:
-            state += bases.tobytes()
+        ends = np.array([spec.low, spec.high])
         query = [spec.first_component()]
         if self.lossy:
-            extra = spec.extra_dimensions(query, width, state)
+            extra = spec.extra_dimensions(query, width, ends, bases)
             return self._design_levels(extra, spec, bases)
         if spec.euclidean:
             longest = np.sqrt(2 * (spec.high - spec.low))
@@ -293,7 +282,7 @@ class ScalarCodec(QuantisingCodec):
             # Components stay below half of the largest fp16.
             query = [spec.first_component(room=30_000)] * 2
         query = [shorten(q) for q in query]
-        extra = spec.extra_dimensions(query, width, state)
+        extra = spec.extra_dimensions(query, width, ends, bases)
         return OffsetCoder(extra, self.with_tables(np.empty((width, 0))), self.bits)
 
     def _design_levels(
@@ -399,12 +388,9 @@ class ProductCodec(QuantisingCodec):
         parts = 1
         if levels < 256:
             parts = 2
-        state = sample.tobytes()
-        if bases is not None:
-            state += bases.tobytes()
         query = np.zeros(parts * self.part)
         query[0] = spec.first_component()
-        extra = spec.extra_dimensions(query, len(query), state)
+        extra = spec.extra_dimensions(query, len(query), sample, bases)
         first = ExtraDimensions(extra.query[:1], spec.euclidean)
         about = np.zeros(1)
         if bases is not None:
@@ -424,7 +410,7 @@ class ProductCodec(QuantisingCodec):
             query[self.part] = query[0]
             if spec.euclidean:
                 query[self.part] = -np.sqrt(2 * np.abs(lost).max())
-            extra = spec.extra_dimensions(query, len(query), state)
+            extra = spec.extra_dimensions(query, len(query), sample, bases)
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
             # In this part centroids have the query's component.
             about = second.query * (bases is not None)

@@ -87,8 +87,10 @@ class CodeLists:
             self._packer.pack_all(faiss.swig_ptr(block_codes), faiss.swig_ptr(block))
 
     def _blocks(self, list_no: int, start: int, stop: int) -> np.ndarray:
-        """Return the blocks with the codes from `start` to before `stop`: uint8
-        [blocks, bytes]. They are no copy: writing to them changes the index."""
+        """Return the blocks with the codes from `start` to before `stop`.
+
+        They are uint8 [blocks, bytes], and no copy: writing to them changes the index.
+        """
         end = -(-stop // self._per_block)
         if end == 0:  # an empty list may have no memory to point to
             return np.empty((0, self._block_size), np.uint8)

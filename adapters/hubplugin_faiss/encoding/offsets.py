@@ -76,16 +76,33 @@ class ExtraDimensions:
         return offsets.astype(np.float32)
 
     def exact(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the first extra components of targets with `offsets` [n], whose other
-        ones are those of the query: float32 [n]."""
+        """Return the first extra components of targets with `offsets` [n]: float32 [n].
+
+        All other components take their reserves.
+        """
+        return self.component(0, self.needed(offsets)).astype(np.float32)
+
+    def needed(self, offsets: np.ndarray) -> np.ndarray:
+        """Return what all components of a target must sum up to: float64 [n].
+
+        A component counts as its product with that of the query or, under Euclidean, as
+        the square of their difference.
+        """
         q = self.query.astype(np.float64)
-        others = q[1:] @ q[1:]
         if self.euclidean:
-            squares = q @ q - 2 * offsets.astype(np.float64) - others
-            components = q[0] + np.sqrt(np.maximum(squares, 0))
-        else:
-            components = (q @ q + offsets.astype(np.float64) - others) / q[0]
-        return components.astype(np.float32)
+            return q @ q - 2 * offsets.astype(np.float64)
+        return q @ q + offsets.astype(np.float64)
+
+    def component(self, i: int, needed: np.ndarray) -> np.ndarray:
+        """Return the component `i` of targets: float64 [n].
+
+        With the reserves q_j^2 of all components behind, it sums up to `needed` [n].
+        """
+        q = self.query.astype(np.float64)
+        rest = needed - q[i + 1 :] @ q[i + 1 :]
+        if self.euclidean:
+            return q[i] + np.sqrt(np.maximum(rest, 0))
+        return rest / q[i]
 
 
 def model_bits(fingerprint: str) -> int:
@@ -135,7 +152,10 @@ class UpgradeSpec:
         return max(E, max(-self.low, self.high) / room)
 
     def extra_dimensions(
-        self, query: Sequence[float] | np.ndarray, width: int, state: bytes = b""
+        self,
+        query: Sequence[float] | np.ndarray,
+        width: int,
+        *state: np.ndarray | None,
     ) -> ExtraDimensions:
         """Return `width` extra dimensions that begin with `query`.
 
@@ -150,7 +170,8 @@ class UpgradeSpec:
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
         padded[-1] = padded[-1] or PADDING
-        state_bits = zlib.crc32(state) % (1 << STATE_BITS)
+        named = b"".join(array.tobytes() for array in state if array is not None)
+        state_bits = zlib.crc32(named) % (1 << STATE_BITS)
         marks = (state_bits << MODEL_BITS) + model_bits(self.fingerprint)
         size = MODEL_BITS + STATE_BITS
         bits = padded[-1:].view(np.uint32)

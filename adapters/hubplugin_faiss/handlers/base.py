@@ -11,6 +11,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.measures.hubness import pick_evenly
+from hubplugin.metric import Metric
 from hubplugin.store import Batch
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.objects import is_mapped, name_of
@@ -28,8 +29,8 @@ SAMPLED = 4096
 Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
 
-Change: TypeAlias = Callable[[], None]
-"""Makes a change that was planned: by then nothing can be wrong with it."""
+Changes: TypeAlias = list[Callable[[], None]]
+"""The steps of a planned change, in order: by then nothing can be wrong with them."""
 
 
 class Added(NamedTuple):
@@ -75,6 +76,7 @@ class IndexHandler:
         self.index = index
         self.count: int = index.ntotal
         self.euclidean: bool = index.metric_type == faiss.METRIC_L2
+        self.metric = Metric.EUCLIDEAN if self.euclidean else Metric.DOT
 
     def check(self) -> None:
         """Raise StoreError if this index, as it stands, cannot be upgraded."""
@@ -128,15 +130,15 @@ class IndexHandler:
             ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
-    def sample(self) -> np.ndarray:
-        """Return the numbers of some entries, evenly drawn."""
-        return pick_evenly(np.arange(self.count), SAMPLED)
+    def sample(self, most: int = SAMPLED) -> np.ndarray:
+        """Return the numbers of at most so many entries, evenly drawn."""
+        return pick_evenly(np.arange(self.count), most)
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         """Plan to add entries. Raises StoreError if they cannot be added."""
         return self.inner.plan_append(added)
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         """Plan to remove the entries that a search calls `ids`.
 
         If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,

@@ -16,7 +16,7 @@ from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.codecs import OffsetCoder, codec_of, set_floats
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.handlers.base import Added, Change, IndexHandler, Taken
+from hubplugin_faiss.handlers.base import Added, Changes, IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
@@ -55,28 +55,19 @@ class BaseIndexHandler(IndexHandler):
         self.sizes = self.lists.sizes()
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.list_nos = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        self._rows_in_hand = np.empty(0, np.int64)
-        self._codes_in_hand = self.lists.read(0, 0, 0)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([self.lists.ids(n) for n in range(len(self.sizes))])
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes].
-
-        Those of the last block stay in hand: a small index is one block, which each
-        step of an upgrade reads.
-        """
-        if not np.array_equal(rows, self._rows_in_hand):
-            found = []
-            for list_no, part in parts_by_list(self.list_nos[rows]):
-                places = rows[part] - self.starts[list_no]
-                first = int(places[0])
-                codes = self.lists.read(list_no, first, int(places[-1]) + 1)
-                found.append(codes[places - first])
-            self._rows_in_hand = rows
-            self._codes_in_hand = np.concatenate(found)
-        return self._codes_in_hand
+        """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
+        found = [self.lists.read(0, 0, 0)]  # of no rows there are codes, too
+        for list_no, part in parts_by_list(self.list_nos[rows]):
+            places = rows[part] - self.starts[list_no]
+            first = int(places[0])
+            codes = self.lists.read(list_no, first, int(places[-1]) + 1)
+            found.append(codes[places - first])
+        return np.concatenate(found)
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         """Return the centroids [b, d + w] from which codes in the lists `list_nos` [b]
@@ -203,7 +194,7 @@ class BaseIndexHandler(IndexHandler):
         components = self.coder.components_for(offsets, bases)
         return self.coder.extra.offsets(components)
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         ids = self.ids_of(added)
         list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
@@ -216,7 +207,7 @@ class BaseIndexHandler(IndexHandler):
                 "made for others: replace all, index = upgrade(index, model)"
             )
         codes = self.codec.encode(np.hstack([added.vectors, components]) - centres)
-        return partial(self.append, list_nos, ids, codes)
+        return [partial(self.append, list_nos, ids, codes)]
 
     def ids_of(self, added: Added) -> np.ndarray:
         """Return the ids of entries to add: int64 [n].
@@ -247,8 +238,8 @@ class BaseIndexHandler(IndexHandler):
         yield
         self.index.ntotal = int(self.lists.sizes().sum())
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
-        return partial(self.remove, np.unique(ids), renumbered)
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
+        return [partial(self.remove, np.unique(ids), renumbered)]
 
     def remove(self, removed: np.ndarray, renumbered: bool) -> None:
         """Remove the entries with the ids `removed`, ascending; see `plan_remove`."""
@@ -297,23 +288,21 @@ class GraphHandler(FlatCodesHandler):
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
     exhaustive = False
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         raise StoreError(
             f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
             "anew from the entries that stay"
         )
 
-    def plan_append(self, added: Added) -> Change:
-        append = super().plan_append(added)
+    def plan_append(self, added: Added) -> Changes:
+        # Faiss links new entries by the vectors alone, as the old ones are.
+        raw = self.downgrade()
+        raw.add(added.vectors)
 
-        def append_and_link() -> None:
-            # Faiss links new entries by the vectors alone, as the old ones are.
-            raw = self.downgrade()
-            raw.add(np.ascontiguousarray(added.vectors, np.float32))
-            append()
+        def link() -> None:
             self.index.hnsw = raw.hnsw
 
-        return append_and_link
+        return [*super().plan_append(added), link]
 
     def rebuild(
         self, tables: np.ndarray, centres: np.ndarray | None, recode: Recoding

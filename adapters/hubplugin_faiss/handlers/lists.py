@@ -12,7 +12,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.offsets import ExtraDimensions
-from hubplugin_faiss.handlers.base import Added, Change
+from hubplugin_faiss.handlers.base import Added, Changes
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
@@ -70,7 +70,6 @@ class InvertedListsHandler(BaseIndexHandler):
         quantizer = self.quantizer
         if self.extra is not None:
             quantizer = narrow_quantizer(quantizer, self.d)
-        vectors = np.ascontiguousarray(vectors, np.float32)
         return quantizer.search(vectors, 1)[1].ravel()
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
@@ -147,7 +146,7 @@ class InvertedListsHandler(BaseIndexHandler):
     def _has_array(self) -> bool:
         return self.index.direct_map.type == faiss.DirectMap.Array
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         if self._has_array and not renumbered:
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which can "
@@ -170,7 +169,7 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
     """Return a coarse quantizer like `old`, one of `FLOATS`, that holds `centres`
     [nlist, d]."""
     new = faiss.IndexFlat(centres.shape[1], old.metric_type)
-    new.add(np.ascontiguousarray(centres))
+    new.add(centres)
     copy_settings(new, faiss.downcast_index(getattr(old, "storage", old)))
     if isinstance(old, faiss.IndexHNSW):
         return graph_over(new, old)

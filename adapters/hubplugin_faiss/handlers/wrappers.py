@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.offsets import (
     ExtraDimensions,
     UpgradeSpec,
@@ -19,7 +18,7 @@ from hubplugin_faiss.encoding.offsets import (
 )
 from hubplugin_faiss.handlers.base import (
     Added,
-    Change,
+    Changes,
     IndexHandler,
     Taken,
     handler_for,
@@ -81,20 +80,20 @@ class IdMapHandler(WrapperHandler):
     def downgrade(self) -> faiss.Index:
         return id_map_like(self.index, self.inner.downgrade())
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         if added.ids is None:
             raise StoreError(
                 f"{name_of(self.index)} has ids of its own: pass ids= with the vectors"
             )
         append = self.inner.plan_append(added._replace(ids=None))
         all_ids = np.concatenate([self._ids, added.ids])
-        return in_turn(append, partial(set_ids, self.index, all_ids))
+        return [*append, partial(set_ids, self.index, all_ids)]
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         is_removed = np.isin(self._ids, ids)
         rows = np.flatnonzero(is_removed)
         remove = self.inner.plan_remove(rows, True)
-        return in_turn(remove, partial(set_ids, self.index, self._ids[~is_removed]))
+        return [*remove, partial(set_ids, self.index, self._ids[~is_removed])]
 
     def labels(self) -> np.ndarray:
         rows = self.inner.labels()
@@ -109,16 +108,6 @@ class IdMapHandler(WrapperHandler):
     def order(self) -> np.ndarray:
         """Return the order in which vectors were added, whatever their ids."""
         return self.inner.order()
-
-
-def in_turn(*steps: Change) -> Change:
-    """Return a change that makes all `steps`."""
-
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
 
 
 def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
@@ -171,11 +160,9 @@ class PreTransformHandler(WrapperHandler):
         self.lossy |= any(step.d_out < step.d_in for step in chain)
 
     def check(self) -> None:
-        width = self.index.d
-        if self._transforms:
-            width = self._transforms[-1].d_out
-        self._reverse(np.zeros((1, width)))
         super().check()
+        # Refuse transforms that cannot be turned back.
+        self.quantise(np.zeros((1, self.index.d)))
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         if spec.queries is not None:
@@ -207,7 +194,7 @@ class PreTransformHandler(WrapperHandler):
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         return self._reverse(self.inner.quantise(self._transform(vectors)))
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         vectors = self._transform(added.vectors)
         bias = self._norm_bias(self.inner.quantise(vectors))
         return self.inner.plan_append(Added(vectors, added.offsets - bias, added.ids))
@@ -248,7 +235,7 @@ class PreTransformHandler(WrapperHandler):
         """Put `vectors` [b, d] through all transforms, except the two that append
         extra dimensions."""
         for step in self._transforms:
-            vectors = step.apply(np.ascontiguousarray(vectors, np.float32))
+            vectors = step.apply(vectors)
         return vectors
 
     def _reverse(self, inner: np.ndarray) -> np.ndarray:
@@ -259,9 +246,7 @@ class PreTransformHandler(WrapperHandler):
         vectors = inner
         for step in reversed(self._transforms):
             try:
-                vectors = step.reverse_transform(
-                    np.ascontiguousarray(vectors, np.float32)
-                )
+                vectors = step.reverse_transform(vectors)
             except RuntimeError:
                 raise StoreError(
                     f"the {type(step).__name__} before this {name_of(self.index.index)} "
@@ -353,18 +338,22 @@ class RefineHandler(WrapperHandler):
         copy_settings(new, self.index)
         return new
 
-    def plan_append(self, added: Added) -> Change:
+    def plan_append(self, added: Added) -> Changes:
         base_offsets = self._base_offsets(added.vectors, added.offsets)
-        return in_turn(
-            self.inner.plan_append(added),
-            self._base.plan_append(added._replace(offsets=base_offsets)),
-        )
+        return [
+            *self.inner.plan_append(added),
+            *self._base.plan_append(added._replace(offsets=base_offsets)),
+        ]
 
-    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Change:
-        """Plan to close up the ids that stay, whatever `renumbered` says: the second
-        stage finds entries by their row."""
-        stages = (self._base, self.inner)
-        return in_turn(*[stage.plan_remove(ids, True) for stage in stages])
+    def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
+        """Plan to close up the ids that stay, whatever `renumbered` says.
+
+        The second stage finds entries by their row.
+        """
+        return [
+            *self._base.plan_remove(ids, True),
+            *self.inner.plan_remove(ids, True),
+        ]
 
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return the offsets [n] in the base index of new `vectors` [n, d] with
@@ -396,8 +385,10 @@ class RefineHandler(WrapperHandler):
     def _excess(
         self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return how much longer [n] the base stage decodes vectors, and what that
-        costs their similarity by L2 [n]; the cost is 0 under inner product.
+        """Return how much longer [n] the base stage decodes vectors, and the cost.
+
+        The cost is what that takes off their similarity by L2 [n], and 0 under inner
+        product.
 
         base_lengths, refined_lengths: The lengths that the stages decode [n].
         """
@@ -413,15 +404,13 @@ class RefineHandler(WrapperHandler):
         Entries with a vector that is not finite are left out. The offsets are 0 if the
         index is not upgraded.
         """
-        base_ids = self._base.labels()
-        ids = np.sort(pick_evenly(base_ids, SOME))
-        base_rows = np.flatnonzero(np.isin(base_ids, ids))
-        base_vectors, base_offsets = self._base.take(base_rows)
+        rows = self._base.sample(SOME)
+        # The refined stage answers in the order of ids, the base stage in its own.
+        ids, places = np.unique(self._base.labels()[rows], return_inverse=True)
+        base_vectors, base_offsets = self._base.take(rows)
         refined_vectors, refined_offsets = self.inner.take(ids)
         if base_offsets is None or refined_offsets is None:
-            base_offsets = refined_offsets = np.zeros(len(base_rows))
-        # The refined stage answers in the order of ids, the base stage in its own.
-        places = np.searchsorted(ids, base_ids[base_rows])
+            base_offsets = refined_offsets = np.zeros(len(rows))
         refined_vectors = refined_vectors[places]
         refined_offsets = refined_offsets[places]
         both = np.hstack([base_vectors, refined_vectors])
