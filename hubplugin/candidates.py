@@ -24,7 +24,7 @@ from hubplugin.calibration import FIRST, choose_queries
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Value
 from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
 from hubplugin.vectors import Progress
 
@@ -36,6 +36,10 @@ SMALL = 200
 
 WIDEST = 10_240
 """The most candidates that a search ranks again."""
+
+MARK = "hubplugin"
+"""The key in the metadata of a place that a correction has made. Its value in the place
+of the manifest is the manifest."""
 
 REQUEST = 20_000
 """Candidates in one request: SQLite, in which a store may look them up, takes 32,766."""
@@ -83,8 +87,11 @@ class Snapshot:
     def offsets_of(
         self, ids: Sequence[Id], vectors: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the offsets of targets [b]: NaN without one, infinite if it is that of
-        another vector than the one of `vectors` [b, d]."""
+        """Return the offsets of targets [b], NaN for a target without one.
+
+        With their `vectors` [b, d], the offset of a target is infinite if it is that of
+        another vector.
+        """
         found = [self.offsets.get(key, (math.nan, 0)) for key in ids]
         offsets = np.array([offset for offset, _ in found], np.float32)
         if vectors is not None:
@@ -144,47 +151,47 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Scan as `scan` does, without offsets."""
 
     @abstractmethod
-    def read_text(self) -> str | None:
-        """Return the manifest as it was written, JSON; None if there is none."""
-
-    @abstractmethod
-    def write_text(self, text: str) -> None:
-        """Put a manifest in the place of the one before, in one step."""
-
-    @abstractmethod
-    def read_texts(self, name: str, start: int = 0) -> list[str]:
-        """Return what was appended to a place, in order.
-
-        Args:
-            name: the place; nothing lies in one that is not there.
-            start: the number of the first text.
-        """
-
-    @abstractmethod
-    def append(self, name: str, text: str) -> None:
-        """Append a text.
-
-        Args:
-            name: the place, which is made if it is not there.
-            text: what is appended.
-        """
-
-    @abstractmethod
-    def drop(self, name: str) -> None:
-        """Delete a place of ours, which a kill may have left half deleted, or which is gone."""
-
-    @abstractmethod
     def find_place(self, name: str) -> Any:
         """Return a place, whoever made it, None where there is none."""
 
     @abstractmethod
-    def is_ours(self, place: Any) -> bool:
-        """Return True if a correction has made a place that was found."""
+    def make_place(self, name: str, mark: str) -> Any:
+        """Return a new place, or one of ours with another mark, in one step."""
+
+    @abstractmethod
+    def mark(self, place: Any) -> str | bytes | None:
+        """Return what `MARK` has in the metadata of a place, None if it has none."""
+
+    @abstractmethod
+    def read_texts(self, place: Any, start: int) -> list[str]:
+        """Return the texts of a place, in order, from number `start` on."""
+
+    @abstractmethod
+    def append_text(self, place: Any, text: str) -> None:
+        """Append a text to a place."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Delete a place of ours, which may be gone, or left half deleted by a kill."""
 
     def open_place(self, name: str) -> Any:
         """Return a place that a correction has made, None where there is none."""
-        found = self.find_place(name)
-        return found if found is not None and self.is_ours(found) else None
+        place = self.find_place(name)
+        if place is None or self.mark(place) is None:
+            return None
+        return place
+
+    def read_log(self, name: str, start: int = 0) -> list[str]:
+        """Return what was appended to a place, in order, from number `start` on."""
+        place = self.open_place(name)
+        return [] if place is None else self.read_texts(place, start)
+
+    def append(self, name: str, text: str) -> None:
+        """Append a text to a place, which is made if it is not there."""
+        place = self.open_place(name)
+        if place is None:
+            place = self.make_place(name, "log")
+        self.append_text(place, text)
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
@@ -200,11 +207,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self.joint.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
-        text = self.read_text()
-        if text is None:
+        found = self.open_place(self.name)
+        if found is None:
             return Manifest[CandidateVersion]()
         mend = f"delete each {self.place} whose name begins so, and apply again"
         place = f"{self.url}: the {self.place} {self.name}"
+        text = self.mark(found) or ""
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
         if any(version.gallery != self.gallery for version in versions):
@@ -212,7 +220,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return manifest
 
     def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
-        self.write_text(manifest.model_dump_json())
+        self.make_place(self.name, manifest.model_dump_json())
         self._look_again = -math.inf
 
     def delete_manifest(self) -> None:
@@ -222,7 +230,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return CandidateVersion.of(model, number, gallery=self.gallery)
 
     def read_model(self, version: CandidateVersion) -> OffsetModel:
-        texts = self.read_texts(self.name_of(version, "model"))
+        texts = self.read_log(self.name_of(version, "model"))
         return OffsetModel.from_texts(texts, self.url)
 
     def write_model(self, version: CandidateVersion, model: OffsetModel) -> None:
@@ -242,12 +250,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             self.drop(self.name_of(version))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        return CandidateWriting(self, model, *self.start_version(model, progress))
+        return CandidateWriting(self, *self.start_version(model, progress))
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if our place is taken, or the folder has no room."""
         found = self.find_place(self.name)
-        if found is not None and not self.is_ours(found):
+        if found is not None and self.mark(found) is None:
             raise StoreError(
                 f"{self.url}: the {self.place} {self.name} holds something of yours; "
                 "rename it, or delete it"
@@ -286,7 +294,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         known = self._snapshot
         if known.version is not None and known.version.word == version.word:
             snapshot = replace(known, version=version)
-        for text in self.read_texts(self.name_of(version), snapshot.seen):
+        for text in self.read_log(self.name_of(version), snapshot.seen):
             for key, offset, checksum in json.loads(text):
                 snapshot.offsets[key] = offset, checksum
             snapshot.seen += 1
@@ -355,20 +363,17 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                     corrected = raw - 2 * usable
                 yield {**found, "distances": corrected.tolist()}
 
-    def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
-        """Return how many candidates a result needs.
+    def calibrate(self, version: CandidateVersion) -> float:
+        """Return how many candidates a result needs by a version, whose log is written.
 
         With so many the calibration queries find their corrected first ten, but for
         1 - `AGREEMENT` of these, as far as the index finds them among the `WIDEST`. In a
         gallery of up to `SMALL` targets all are candidates.
-
-        Args:
-            version: the version, whose log is written.
-            model: its model.
         """
         most = min(self.count(), WIDEST)
         if most <= SMALL:
             return SMALL / FIRST
+        model = self.model(version)
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
         places = list[int]()
@@ -378,6 +383,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return max(1.0, (float(last) + 1) / FIRST)
 
 
+def plain_batch(
+    ids: Sequence[Id], vectors: np.ndarray, values: Sequence[Value] | None = None
+) -> Batch:
+    """Return targets with `vectors` [b, d], and without offsets."""
+    vectors = np.asarray(vectors, np.float32)
+    offsets = np.full(len(vectors), np.nan, np.float32)
+    return Batch(ids, vectors, offsets, values=values)
+
+
 def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]:
     """Yield `batches` with the offsets of `snapshot`."""
     for batch in batches:
@@ -385,17 +399,10 @@ def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]
 
 
 class CandidateWriting(Writing):
-    """The offsets of `model` on their way into the log of `version`."""
+    """The offsets of a model on their way into the log of `version`."""
 
-    def __init__(
-        self,
-        store: CandidateStore,
-        model: OffsetModel,
-        version: CandidateVersion,
-        found: Found,
-    ):
+    def __init__(self, store: CandidateStore, version: CandidateVersion, found: Found):
         self._store = store
-        self._model = model
         self._version = version
         self.found = found
 
@@ -410,6 +417,6 @@ class CandidateWriting(Writing):
         self._store.append(self._store.name_of(self._version), json.dumps(rows))
 
     def activate(self) -> None:
-        oversampling = self._store.calibrate(self._version, self._model)
+        oversampling = self._store.calibrate(self._version)
         self._store.switch(self._version.replace(oversampling=oversampling))
         self._store.clear()

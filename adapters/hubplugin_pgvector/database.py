@@ -217,19 +217,16 @@ what an operator or the system did, and faults of the server itself."""
 
 def as_store_error(error: psycopg.Error, url: str) -> StoreError:
     """Return a StoreError of one line: `url`, what went wrong, what to do."""
-    line = f"{url}: {as_line(error.diag.message_primary or error)}"
+    message = error.diag.message_primary or str(error) or type(error).__name__
+    line = f"{url}: {message}"
     if error.diag.message_detail:
-        line += f" ({as_line(error.diag.message_detail)})"
+        line += f" ({error.diag.message_detail})"
     if type(error) in ADVICE:
         line += f"; {ADVICE[type(error)]}"
+    line = " ".join(line.split())
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock(line)
     # The client's own errors, such as a lost connection, have no SQLSTATE.
     if error.sqlstate is None or error.sqlstate.startswith(PASSING):
         return Passing(line)
     return StoreError(line)
-
-
-def as_line(message: object) -> str:
-    """Return the text of `message` without line breaks."""
-    return " ".join(str(message).split()) or type(message).__name__

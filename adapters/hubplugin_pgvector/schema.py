@@ -100,10 +100,6 @@ class Key:
             return column
         return f"{column}::text"
 
-    def value(self, id: str) -> str:
-        """Return the value of the column in SQL for `id`, a text in SQL."""
-        return f"{id}::{self.type}"
-
 
 @dataclass(frozen=True)
 class VectorTable:

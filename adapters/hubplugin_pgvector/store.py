@@ -43,9 +43,9 @@ PAGE = 2048
 
 
 def open_url(url: str) -> PgvectorStore:
-    """Open the store behind a URL such as
-    `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
+    """Open the store behind a URL.
 
+    An example is `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
     Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or a
     service file:
 
@@ -158,7 +158,7 @@ class PgvectorStore(DocumentStore):
                 np.array(offsets, np.float32),  # None becomes NaN
                 values=values,
             )
-            behind = f"AND {key} > {table.key.value('%(id)s::text')}"
+            behind = f"AND {key} > %(id)s::text::{table.key.type}"
             last = {"id": str(ids[-1])}
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -203,21 +203,18 @@ class PgvectorStore(DocumentStore):
         if version is None:
             return []
         place = f"offsets in the column {version.column} of {self.table.name}"
-        return [f"{place}; {self._describe_index(version)}"]
-
-    def _describe_index(self, version: ColumnVersion) -> str:
         if self.table.index == "none":
-            return "no index, as index=none says"
+            return [f"{place}; no index, as index=none says"]
         query = np.full(self.dim, self.dim**-0.5, np.float32)
         order = self.order(version)
         search = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
         plan = self.database.run(search, order.by(query).parameters)
-        if json.dumps(version.index) in json.dumps(plan):
-            return f"a search uses the index {version.index}"
-        return (
-            f"a search reads all rows and not the index {version.index}: where somebody "
-            "dropped it, hubplugin refresh builds it anew"
-        )
+        if version.index in json.dumps(plan):
+            return [f"{place}; a search uses the index {version.index}"]
+        return [
+            f"{place}; a search reads all rows and not the index {version.index}: where "
+            "somebody dropped it, hubplugin refresh builds it anew"
+        ]
 
     def plan(self) -> Sequence[str]:
         steps = [
@@ -319,7 +316,7 @@ class PgvectorStore(DocumentStore):
             ) from None
         return other
 
-    remove = retry_deadlocks(DocumentStore.remove)
+    remove = retry_deadlocks(DocumentStore.remove)  # type: ignore[arg-type]
 
 
 class PgvectorWriting(Writing):
@@ -379,7 +376,7 @@ class PgvectorWriting(Writing):
         target = f"{table.identifier} AS target"
         news = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[])"
         news = f"{news} AS new (id, hub, digest)"
-        same = f"{quote_name('target', table.key.name)} = {table.key.value('new.id')}"
+        same = f"{quote_name('target', table.key.name)} = new.id::{table.key.type}"
         digest = f"sha256({table.type}_send({vector}))"
         lacks = f"{column} IS DISTINCT FROM new.hub"
         ids = list(map(str, batch.ids))
