@@ -48,7 +48,7 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
-    """Return offsets of new vectors, for the column `hub_offset` of an INSERT or UPDATE.
+    """Return offsets of new vectors, for the column `hub_offset` of new rows.
 
         INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL database, connected to when it is first needed; each error is one line."""
+"""A PostgreSQL database, connected to when first needed. Each error is one line."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Passing(StoreError):
 
 
 class Deadlock(Passing):
-    """Raised if the server ended this one of two transactions that waited for each other."""
+    """Raised if two transactions waited for each other, and the server ended this one."""
 
 
 WAITS = 0.2, 1.0, 3.0
-"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for deadlocks
-once a second."""
+"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for
+deadlocks once a second."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -132,8 +132,8 @@ class Database:
     def run_alone(self, statement: str) -> None:
         """Run a statement that no transaction can hold: CREATE INDEX CONCURRENTLY.
 
-        It waits for older transactions as long as `WAIT` says. The session is given back
-        as it was.
+        It waits for older transactions as long as `WAIT` says. The session is given
+        back as it was.
         """
         with self._translate_errors():
             connection = self._connect()

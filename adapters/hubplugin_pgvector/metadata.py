@@ -1,7 +1,7 @@
 """The documents that a database keeps of corrections, in a table in a schema of ours.
 
-Document 0 of a vector column is its manifest, any other the model of the version of that
-number. A column is known by the name of its table, with the schema, and its own.
+Document 0 of a vector column is its manifest, any other the model of the version of
+that number. A column is known by the name of its table, with the schema, and its own.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ColumnVersion(Version):
 class DocumentStore(ManifestStore[ColumnVersion]):
     """A store whose manifest and models are documents of one vector column.
 
-    Its offsets lie in columns beside that. A change of the manifest and of the columns is
-    one transaction.
+    Its offsets lie in columns beside that. A change of the manifest and of the columns
+    is one transaction.
     """
 
     database: Database
@@ -96,7 +96,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._write(MANIFEST, manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
-        """Delete the manifest; and the table and its schema, if nothing else is left."""
+        """Delete the manifest, and the table and its schema if nothing else is left."""
         if not self.has_documents():
             return
         self._delete(MANIFEST)
@@ -169,7 +169,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def has_documents(self) -> bool:
         """Return True if their table is there."""
-        # By a query, since to_regclass may know nothing of what another run has just made.
+        # By a query: to_regclass may know nothing of what another run has just made.
         return bool(self.database.run(EXISTS))
 
     def _names(self, **more: object) -> dict[str, object]:

@@ -148,7 +148,10 @@ def exact_order(table: VectorTable, column: str, alias: str = "") -> Order:
 def indexed_order(
     table: VectorTable, column: str, scale: float, alias: str = ""
 ) -> Order:
-    """Return the ranking of `exact_order` by the index, whose extra dimension has `scale`."""
+    """Return the ranking of `exact_order` by the index.
+
+    scale: That of its extra dimension.
+    """
     expression = indexed_expression(table, column, scale, alias)
     query = f"%s::{table.index}({table.dim + 1})"
     if table.metric is Metric.EUCLIDEAN:

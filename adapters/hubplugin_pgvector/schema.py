@@ -94,7 +94,7 @@ class Key:
     type: str
 
     def id(self, table: str = "") -> str:
-        """Return the id of a row in SQL, of `table` where others have the same names."""
+        """Return the id of a row in SQL, of `table` if others have the same names."""
         column = quote_name(table, self.name)
         if self.type in INTEGERS:
             return column
@@ -210,7 +210,7 @@ def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
 
 
 def _parse_name(name: str) -> str:
-    """Return a column name as SQL reads it: in lower case, or as it is within quotes."""
+    """Return a column name as SQL reads it: in lower case, or as it is in quotes."""
     if len(name) > 1 and name[0] == name[-1] == '"':
         return name[1:-1].replace('""', '"')
     return name.lower()

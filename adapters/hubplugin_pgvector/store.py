@@ -46,8 +46,8 @@ def open_url(url: str) -> PgvectorStore:
     """Open the store behind a URL.
 
     An example is `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
-    Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or a
-    service file:
+    Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or
+    a service file:
 
         table   as in SQL, with its schema where it is not on the search path
         vector  the column, by default the only one of type vector or halfvec
@@ -125,8 +125,8 @@ class PgvectorStore(DocumentStore):
     def batches(self, offset: str | None, field: str | None = None) -> Iterator[Batch]:
         """Yield all targets, in the order of their key.
 
-        Each batch is a statement of its own, so that a scan of hours keeps no vacuum from
-        its work and no index from being built.
+        Each batch is a statement of its own, so that a scan of hours keeps no vacuum
+        from its work and no index from being built.
 
         Args:
             offset: The column of the offsets; without one they are NaN.
@@ -188,7 +188,7 @@ class PgvectorStore(DocumentStore):
         ]
 
     def describe(self, query: str) -> str:
-        """Return what `schema.LACKING` or `TRIGGERS` says of the table; "" if nothing."""
+        """Return what `schema.LACKING` or `TRIGGERS` says of the table, if anything."""
         rows = self.database.run(query, {"oid": self.table.oid})
         return rows[0][0] or ""
 
@@ -390,8 +390,8 @@ class PgvectorWriting(Writing):
         )
         digests = dict(before)
         values["digests"] = [digests.get(id) for id in ids]
-        # A row that already has its offset is left alone: an update would insert it into
-        # each index of the table again.
+        # A row that already has its offset is left alone: an update would insert it
+        # into each index of the table again.
         run(
             f"UPDATE {target} SET {quote_name(self._version.column)} = new.hub"
             f" FROM {news} WHERE {same} AND {lacks}",
