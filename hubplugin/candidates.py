@@ -24,7 +24,7 @@ from hubplugin.calibration import FIRST, choose_queries
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Value
 from hubplugin.store import Batch, Found, Hits, Id, Writing, require_room
 from hubplugin.vectors import Progress
 
@@ -39,6 +39,10 @@ WIDEST = 10_240
 
 BYTES_PER_TARGET = 50
 """The approximate size of an offset in the log."""
+
+MARK = "hubplugin"
+"""The key in the metadata of a place that a correction has made. Its value in the place
+of the manifest is the manifest."""
 
 REQUEST = 20_000
 """The maximum candidates per request. A store's SQLite takes at most 32,766 ids."""
@@ -153,47 +157,47 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Yield the same batches as `scan`, without offsets."""
 
     @abstractmethod
-    def read_text(self) -> str | None:
-        """Return the manifest's JSON text, or None if there is no manifest."""
+    def find_place(self, name: str) -> Any:
+        """Return a place, whoever created it, or None if it does not exist."""
 
     @abstractmethod
-    def write_text(self, text: str) -> None:
-        """Replace the manifest in one step."""
+    def make_place(self, name: str, mark: str) -> Any:
+        """Create a place with a mark, or replace the mark of ours, in one step."""
 
     @abstractmethod
-    def read_texts(self, name: str, start: int = 0) -> list[str]:
-        """Return the texts that were appended to a place, in order.
-
-        Args:
-            name: The place. A place that does not exist has no texts.
-            start: The number of the first text.
-        """
+    def mark(self, place: Any) -> str | bytes | None:
+        """Return the value of `MARK` in a place's metadata, or None if it has none."""
 
     @abstractmethod
-    def append(self, name: str, text: str) -> None:
-        """Append a text.
+    def read_texts(self, place: Any, start: int) -> list[str]:
+        """Return the texts of a place, in order, from number `start`."""
 
-        Args:
-            name: The place. It is created if it does not exist.
-            text: The text.
-        """
+    @abstractmethod
+    def append_text(self, place: Any, text: str) -> None:
+        """Append a text to a place."""
 
     @abstractmethod
     def drop(self, name: str) -> None:
         """Delete a correction's place, even if it is half deleted or does not exist."""
 
-    @abstractmethod
-    def find_place(self, name: str) -> Any:
-        """Return a place, whoever created it, or None if it does not exist."""
-
-    @abstractmethod
-    def is_ours(self, place: Any) -> bool:
-        """Return True if a correction created `place`, which `find_place` returned."""
-
     def open_place(self, name: str) -> Any:
         """Return a place that a correction created, or None if there is none."""
-        found = self.find_place(name)
-        return found if found is not None and self.is_ours(found) else None
+        place = self.find_place(name)
+        if place is None or self.mark(place) is None:
+            return None
+        return place
+
+    def read_log(self, name: str, start: int = 0) -> list[str]:
+        """Return the texts that were appended to a place, in order, from number `start`."""
+        place = self.open_place(name)
+        return [] if place is None else self.read_texts(place, start)
+
+    def append(self, name: str, text: str) -> None:
+        """Append a text to a place. It is created if it does not exist."""
+        place = self.open_place(name)
+        if place is None:
+            place = self.make_place(name, "log")
+        self.append_text(place, text)
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
@@ -209,11 +213,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self.joint.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
-        text = self.read_text()
-        if text is None:
+        found = self.open_place(self.name)
+        if found is None:
             return Manifest[CandidateVersion]()
         mend = f"delete each {self.place} whose name begins with it, then run apply"
         place = f"{self.url}: the {self.place} {self.name}"
+        text = self.mark(found) or ""
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
         if any(version.gallery != self.gallery for version in versions):
@@ -221,7 +226,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return manifest
 
     def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
-        self.write_text(manifest.model_dump_json())
+        self.make_place(self.name, manifest.model_dump_json())
         self._look_again = -math.inf
 
     def delete_manifest(self) -> None:
@@ -231,7 +236,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return CandidateVersion.of(model, number, gallery=self.gallery)
 
     def read_model(self, version: CandidateVersion) -> OffsetModel:
-        texts = self.read_texts(self.name_of(version, "model"))
+        texts = self.read_log(self.name_of(version, "model"))
         return OffsetModel.from_texts(texts, self.url)
 
     def write_model(self, version: CandidateVersion, model: OffsetModel) -> None:
@@ -251,12 +256,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             self.drop(self.name_of(version))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        return CandidateWriting(self, model, *self.start_version(model, progress))
+        return CandidateWriting(self, *self.start_version(model, progress))
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if the manifest's name is taken or the folder lacks room."""
         found = self.find_place(self.name)
-        if found is not None and not self.is_ours(found):
+        if found is not None and self.mark(found) is None:
             raise StoreError(
                 f"{self.url}: the {self.place} {self.name} holds something of yours; "
                 "rename it, or delete it"
@@ -295,7 +300,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         known = self._snapshot
         if known.version is not None and known.version.word == version.word:
             snapshot = replace(known, version=version)
-        for text in self.read_texts(self.name_of(version), snapshot.seen):
+        for text in self.read_log(self.name_of(version), snapshot.seen):
             for key, offset, checksum in json.loads(text):
                 snapshot.offsets[key] = offset, checksum
             snapshot.seen += 1
@@ -368,20 +373,17 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                     corrected = raw - 2 * usable
                 yield {**found, "distances": corrected.tolist()}
 
-    def calibrate(self, version: CandidateVersion, model: OffsetModel) -> float:
+    def calibrate(self, version: CandidateVersion) -> float:
         """Return the number of candidates that a search needs per result.
 
         With this number, calibration queries find the share `AGREEMENT` of the
         corrected top ten that they find among `WIDEST` candidates. In a gallery of at
         most `SMALL` targets, all are candidates.
-
-        Args:
-            version: The version, whose log is complete.
-            model: The model of the version.
         """
         most = min(self.count(), WIDEST)
         if most <= SMALL:
             return SMALL / FIRST
+        model = self.model(version)
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
         raw_ranks = list[int]()  # of the corrected top ten of all queries, from 0
@@ -391,6 +393,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return max(1.0, (float(last) + 1) / FIRST)
 
 
+def plain_batch(
+    ids: Sequence[Id], vectors: np.ndarray, values: Sequence[Value] | None = None
+) -> Batch:
+    """Return targets with `vectors` [b, d], and without offsets."""
+    vectors = np.asarray(vectors, np.float32)
+    offsets = np.full(len(vectors), np.nan, np.float32)
+    return Batch(ids, vectors, offsets, values=values)
+
+
 def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]:
     """Yield `batches` with the offsets of `snapshot`."""
     for batch in batches:
@@ -398,17 +409,10 @@ def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]
 
 
 class CandidateWriting(Writing):
-    """Writes the offsets of `model` to the log of `version`."""
+    """The offsets of a model on their way into the log of `version`."""
 
-    def __init__(
-        self,
-        store: CandidateStore,
-        model: OffsetModel,
-        version: CandidateVersion,
-        found: Found,
-    ):
+    def __init__(self, store: CandidateStore, version: CandidateVersion, found: Found):
         self._store = store
-        self._model = model
         self._version = version
         self.found = found
 
@@ -423,6 +427,6 @@ class CandidateWriting(Writing):
         self._store.append(self._store.name_of(self._version), json.dumps(rows))
 
     def activate(self) -> None:
-        oversampling = self._store.calibrate(self._version, self._model)
+        oversampling = self._store.calibrate(self._version)
         self._store.switch(self._version.replace(oversampling=oversampling))
         self._store.clear()

@@ -85,7 +85,7 @@ class Keeper(ABC):
 
 class InChroma(Keeper):
     keeps = remembers = True
-    recall = 0.9  # its graph loses one of 60 now and then
+    recall = 0.9  # its graph is an approximation
 
     @property
     def url(self):
@@ -104,7 +104,9 @@ class InChroma(Keeper):
 
     def create(self, name="photos"):
         space = {"cosine": "cosine", "dot": "ip", "euclidean": "l2"}[self.metric.value]
-        hnsw = {"space": space, "ef_search": 1000}
+        # Wide enough that its graph, which is random, links all of a few hundred vectors.
+        wide = {"ef_search": 1000, "ef_construction": 1000, "max_neighbors": 1000}
+        hnsw = {"space": space, **wide}
         self._connect().create_collection(
             name, configuration={"hnsw": hnsw}, embedding_function=None
         )

@@ -1,5 +1,7 @@
-"""hubplugin for Chroma: offsets in a collection beside, and a `Collection` that ranks
-its candidates by them."""
+"""hubplugin for Chroma: offsets in a collection beside the one that they correct.
+
+`HubCollection` is a `Collection` that ranks its candidates by them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,9 @@ __all__ = ["HubCollection", "open_store"]
 
 
 def open_store(client: ClientAPI, collection: chromadb.Collection) -> ChromaStore:
-    """Open a collection as a store for the jobs of `hubplugin`, in a program that has a
-    client.
+    """Open a collection as a store for the jobs of `hubplugin`.
 
-    Elsewhere `hubplugin.open_store` takes a URL.
+    It is for a program that has a client. Elsewhere `hubplugin.open_store` takes a URL.
 
     Args:
         client: The client of `collection`.

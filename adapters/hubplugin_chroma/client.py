@@ -13,8 +13,6 @@ from chromadb.api import ClientAPI
 from hubplugin.candidates import Candidates
 from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
-QUERY = inspect.signature(chromadb.Collection.query)
-
 
 def with_offsets(write: Any) -> Any:
     """Return the method `write` of a collection, after which targets get offsets."""
@@ -50,10 +48,9 @@ class HubCollection(chromadb.Collection):
         plain = super().query
         if self._store.look().version is None:
             return plain(*args, **kwargs)
-        bound = QUERY.bind(self, *args, **kwargs)
+        bound = inspect.signature(plain).bind(*args, **kwargs)
         bound.apply_defaults()
         request = bound.arguments
-        del request["self"]
         prepared = self._validate_and_prepare_query_request(**request)
         asked = prepared["include"]
         included = {"distances", *asked} - {"data"}

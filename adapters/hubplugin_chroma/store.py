@@ -1,5 +1,6 @@
-"""A Chroma collection as a `Store`: `chroma:FOLDER/COLLECTION`, or
-`chroma://HOST:8000/COLLECTION` on a server.
+"""A Chroma collection as a `Store`, in a folder or on a server.
+
+Its URL is `chroma:FOLDER/COLLECTION` or `chroma://HOST:8000/COLLECTION`.
 
 The offsets of `photos` lie in the collection `photos--hub-WORD`, their model in
 `photos--hub-WORD-model`. The manifest is metadata of the collection `photos--hub`, so
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -23,10 +23,12 @@ from chromadb.api import ClientAPI
 from chromadb.errors import ChromaError, NotFoundError
 
 from hubplugin.candidates import (
+    MARK,
     Candidates,
     CandidateStore,
     CandidateWriting,
     add_offsets,
+    plain_batch,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
@@ -36,10 +38,6 @@ from hubplugin.store import Batch, ErrorTranslator, Id
 
 BATCH = 500
 """Targets in one request: a server refuses requests of more than some 32 MB."""
-
-OURS, MANIFEST = "hubplugin", "hubplugin:manifest"
-"""Keys of metadata. The first marks our collections; under the second one of them holds
-the manifest."""
 
 NEVER = 1_000_000_000
 """So many records that Chroma never writes an index of a collection of ours: we need
@@ -80,8 +78,9 @@ class ChromaStore(CandidateStore):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        for page in read_pages(self._targets, ["embeddings"]):
-            return len(page["embeddings"][0])
+        first = self._targets.get(limit=1, include=["embeddings"])
+        for vector in first["embeddings"]:
+            return len(vector)
         version, _ = self.read_manifest().find_current()
         if version is None:
             raise StoreError(
@@ -118,11 +117,10 @@ class ChromaStore(CandidateStore):
         if field is not None:
             include.append("metadatas")
         for page in read_pages(self._targets, include):
-            batch = as_batch(page)
+            values = None
             if field is not None:
                 values = [(each or {}).get(field) for each in page["metadatas"]]
-                batch = replace(batch, values=values)
-            yield batch
+            yield plain_batch(page["ids"], page["embeddings"], values)
 
     def fields(self) -> Sequence[str]:
         """Return the keys in the metadata of the first targets."""
@@ -136,46 +134,15 @@ class ChromaStore(CandidateStore):
         """
         snapshot = self.look(anew=True)
         version = snapshot.version
-        model = snapshot.model
-        if version is None or model is None:
+        if version is None:
             return
         page = self._targets.get(ids, include=["embeddings"])
-        batches = add_offsets(iter([as_batch(page)]), snapshot)
+        written = plain_batch(page["ids"], page["embeddings"])
+        batches = add_offsets(iter([written]), snapshot)
+        model = self.model(version)
         compared = compare(self, model, batches, Counts(), Compute(), "keeping")
-        writing = CandidateWriting(self, model, version, "active")
-        write_wrong(writing, compared)
+        write_wrong(CandidateWriting(self, version, "active"), compared)
         self.look(anew=True)  # searches of this store see the new offsets
-
-    def read_text(self) -> str | None:
-        ours = self.open_place(self.name)
-        return None if ours is None else ours.metadata.get(MANIFEST, "")
-
-    def write_text(self, text: str) -> None:
-        metadata = {OURS: "1", MANIFEST: text}
-        ours = self.open_place(self.name)
-        if ours is None:
-            self._create(self.name, metadata)
-        else:
-            ours.modify(metadata=metadata)
-
-    def read_texts(self, name: str, start: int = 0) -> list[str]:
-        ours = self.open_place(name)
-        if ours is None:
-            return []
-        pages = read_pages(ours, ["metadatas"], start=start)
-        return [record["text"] for page in pages for record in page["metadatas"]]
-
-    def append(self, name: str, text: str) -> None:
-        ours = self.open_place(name) or self._create(name, {OURS: "1"})
-        key = uuid.uuid4().hex
-        ours.add([key], embeddings=[[0.0]], metadatas=[{"text": text}])
-
-    def drop(self, name: str) -> None:
-        if self.open_place(name) is not None:
-            self._client.delete_collection(name)
-
-    def is_ours(self, place: Any) -> bool:
-        return OURS in (place.metadata or {})
 
     def find_place(self, name: str) -> Any:
         try:
@@ -185,20 +152,44 @@ class ChromaStore(CandidateStore):
                 return None
             raise
 
-    def _create(self, name: str, metadata: Mapping[str, str]) -> Any:
+    def make_place(self, name: str, mark: str) -> Any:
+        ours = self.open_place(name)
+        if ours is not None:
+            ours.modify(metadata={MARK: mark})
+            return ours
         return self._client.create_collection(
             name,
-            metadata=metadata,
+            metadata={MARK: mark},
             configuration={"hnsw": {"sync_threshold": NEVER}},
             embedding_function=None,
         )
+
+    def mark(self, place: Any) -> str | None:
+        return (place.metadata or {}).get(MARK)
+
+    def read_texts(self, place: Any, start: int) -> list[str]:
+        pages = read_pages(place, ["metadatas"], start)
+        return [record["text"] for page in pages for record in page["metadatas"]]
+
+    def append_text(self, place: Any, text: str) -> None:
+        key = uuid.uuid4().hex
+        place.add([key], embeddings=[[0.0]], metadatas=[{"text": text}])
+
+    def drop(self, name: str) -> None:
+        if self.open_place(name) is not None:
+            self._client.delete_collection(name)
 
 
 def read_pages(
     collection: Any, include: Sequence[str], start: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of `collection` from number `start` on, page by page, with the
-    fields that `include` names."""
+    """Yield the records of a collection, page by page.
+
+    Args:
+        collection: The collection.
+        include: Its fields in each page.
+        start: The number of the first record.
+    """
     while True:
         page = collection.get(limit=BATCH, offset=start, include=include)
         if not page["ids"]:
@@ -207,14 +198,11 @@ def read_pages(
         start += BATCH
 
 
-def as_batch(page: Mapping[str, Any]) -> Batch:
-    vectors = np.asarray(page["embeddings"], np.float32)
-    return Batch(page["ids"], vectors, np.full(len(vectors), np.nan, np.float32))
-
-
 def as_candidates(answer: Mapping[str, Any]) -> list[Candidates]:
-    """Return the answer to a query of Chroma as candidates for each vector, without
-    fields that are None."""
+    """Return the answer to a query of Chroma as candidates for each vector.
+
+    Fields that are None are left out.
+    """
     columns = {name: answer[name] for name in COLUMNS if answer[name] is not None}
     return [
         {name: rows[query] for name, rows in columns.items()}
@@ -223,31 +211,31 @@ def as_candidates(answer: Mapping[str, Any]) -> list[Candidates]:
 
 
 def open_url(url: str) -> ChromaStore:
-    """Open the store behind `chroma:FOLDER/COLLECTION` or `chroma://HOST:8000/COLLECTION`
-    (`chroma+https`).
+    """Open the store behind a URL.
 
-    The second form may end in `?tenant=T&database=D`, and both in `?record=FOLDER`.
-    Raises StoreError if the URL is of neither form, or there is no such collection.
+    Args:
+        url: `chroma:FOLDER/COLLECTION`, or `chroma://HOST:8000/COLLECTION`
+            (`chroma+https`). It may end in `?tenant=T&database=D&record=FOLDER`.
+
+    Raises:
+        StoreError: The URL is of neither form, or there is no such collection.
     """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     record = options.pop("record", None)
-    allowed = {"tenant", "database"} if parts.netloc else set()
-    if "@" in parts.netloc or options.keys() - allowed:
+    if "@" in parts.netloc or options.keys() - {"tenant", "database"}:
         raise StoreError(
             "expected chroma:FOLDER/COLLECTION or chroma://HOST:8000/COLLECTION, with "
-            "no more than ?record=FOLDER and, of a server, tenant=T&database=D behind "
-            "it; a client with a password or other settings goes to "
-            "hubplugin_chroma.open_store"
+            "no more than ?record=FOLDER&tenant=T&database=D behind it; a client with a "
+            "password or other settings goes to hubplugin_chroma.open_store"
         )
     folder, _, name = url.partition("?")[0].partition(":")[2].rpartition("/")
     chroma = ErrorTranslator(chromadb, url, ERRORS)
     if parts.netloc:
-        port = parts.port or 8000
         ssl = parts.scheme == "chroma+https"
-        client = chroma.HttpClient(parts.hostname, port, ssl=ssl, **options)
+        client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl, **options)
     elif (Path(folder) / "chroma.sqlite3").is_file():
-        client = chroma.PersistentClient(folder)
+        client = chroma.PersistentClient(folder, **options)
     else:
         raise StoreError(
             f"{url}: {folder!r} is no folder of Chroma; expected "

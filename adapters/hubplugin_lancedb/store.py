@@ -12,7 +12,6 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hubplugin.candidates import Candidates, CandidateStore
+from hubplugin.candidates import MARK, Candidates, CandidateStore, plain_batch
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.registry import without_secrets
@@ -30,9 +29,6 @@ from hubplugin.store import Batch, ErrorTranslator, Id, as_store_error
 
 BATCH_ROWS = 4096
 ERRORS = (RuntimeError, ValueError, OSError, LookupError)
-OURS, MANIFEST = b"hubplugin", b"hubplugin:manifest"
-"""Keys of metadata in the schemas of our tables. The first marks each of them; under the
-second one of them holds the manifest."""
 
 
 def open_url(url: str) -> LanceStore:
@@ -73,14 +69,12 @@ class LanceStore(CandidateStore):
         newest = timedelta(0)  # each request reads what was written last, by whomever
         self._database = database.connect(folder, read_consistency_interval=newest)
         self.table = self._database.open_table(table)
-        schema = self.table.schema
-        vector = pa.null()
-        if {"id", "vector"} <= {*schema.names}:
-            vector = schema.field("vector").type
-        if not pa.types.is_fixed_size_list(vector):
+        columns = dict(zip(self.fields(), self.table.schema.types, strict=True))
+        vector = columns.get("vector", pa.null())
+        if "id" not in columns or not pa.types.is_fixed_size_list(vector):
             raise StoreError(
-                f"{self.url} has the columns {', '.join(schema.names)}; expected an id "
-                "and a vector among them"
+                f"{self.url} has the columns {', '.join(columns)}; expected an id and a "
+                "vector among them"
             )
         self.dim = vector.list_size
         self.gallery = f"of {self.dim} dimensions"
@@ -96,12 +90,11 @@ class LanceStore(CandidateStore):
         search = self.table.search().where("vector IS NOT NULL")
         try:
             for rows in search.select([*columns]).to_batches(BATCH_ROWS):
-                offsets = np.full(len(rows), np.nan, np.float32)
-                vectors = as_matrix(rows["vector"])
-                batch = Batch(rows["id"].to_pylist(), vectors, offsets)
+                values = None
                 if field is not None:
-                    batch = replace(batch, values=rows[field].to_pylist())
-                yield batch
+                    values = rows[field].to_pylist()
+                vectors = as_matrix(rows["vector"])
+                yield plain_batch(rows["id"].to_pylist(), vectors, values)
         except ERRORS as error:
             raise as_store_error(error, self.url) from error
 
@@ -109,12 +102,8 @@ class LanceStore(CandidateStore):
         return list(self.table.schema.names)
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
-        columns = [name for name in self.table.schema.names if name != "vector"]
-        if ids and isinstance(ids[0], str):
-            wanted = ["'" + str(id).replace("'", "''") + "'" for id in ids]
-        else:
-            wanted = [repr(id) for id in ids]
-        rows = self.table.search().where(f"id IN ({', '.join(wanted)})")
+        columns = [name for name in self.fields() if name != "vector"]
+        rows = self.table.search().where(f"id IN ({', '.join(map(as_literal, ids))})")
         found = rows.select(columns).limit(len(ids)).to_list()
         fields = {row["id"]: row for row in found}
         return [fields.get(id, {}) for id in ids]
@@ -124,9 +113,7 @@ class LanceStore(CandidateStore):
         # With a refine factor, an index that holds codes answers with the distances of
         # the vectors themselves.
         search = search.distance_type("cosine").limit(count).refine_factor(1)
-        search = search.select(["id", "vector", "_distance"])
-        if self._condition is not None:
-            search = search.where(self._condition)
+        search = search.select(["id", "vector", "_distance"]).where(self._condition)
         answer = search.to_arrow().sort_by("_distance")
         found = list[Candidates]()
         for query in range(len(queries)):
@@ -152,8 +139,10 @@ class LanceStore(CandidateStore):
         return filtered
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if rows share an id or have none, or there is no room for
-        offsets in the folder."""
+        """Raise StoreError if rows share an id or have none, or a write would fail.
+
+        There may be no room for offsets in the folder.
+        """
         super().require_writable(dry_run=dry_run)
         rows = self.table.search().where("vector IS NOT NULL").select(["id"])
         ids = Counter(rows.to_arrow()["id"].to_pylist())
@@ -165,38 +154,35 @@ class LanceStore(CandidateStore):
                 "mend the ids, then apply"
             )
 
-    def read_text(self) -> str | None:
-        ours = self.open_place(self.name)
-        if ours is None:
-            return None
-        text: bytes = ours.schema.metadata.get(MANIFEST, b"")
-        return text.decode()
+    def find_place(self, name: str) -> Any:
+        try:
+            return self._database.open_table(name)
+        except StoreError as error:
+            if "not found" in str(error).lower():
+                return None
+            raise
 
-    def write_text(self, text: str) -> None:
-        schema = pa.schema([], {OURS: b"1", MANIFEST: text.encode()})
-        mode = "create" if self.open_place(self.name) is None else "overwrite"
-        self._database.create_table(self.name, schema=schema, mode=mode)
+    def make_place(self, name: str, mark: str) -> Any:
+        schema = pa.schema([("text", pa.large_string())], {MARK: mark})
+        mode = "create" if self.open_place(name) is None else "overwrite"
+        return self._database.create_table(name, schema=schema, mode=mode)
 
-    def read_texts(self, name: str, start: int = 0) -> list[str]:
-        ours = self.open_place(name)
-        if ours is None or ours.count_rows() == start:
+    def mark(self, place: Any) -> str | bytes | None:
+        return (place.schema.metadata or {}).get(MARK.encode())
+
+    def read_texts(self, place: Any, start: int) -> list[str]:
+        if place.count_rows() == start:
             return []
-        texts: list[str] = ours.to_arrow()["text"].to_pylist()
+        texts: list[str] = place.to_arrow()["text"].to_pylist()
         return texts[start:]
 
-    def append(self, name: str, text: str) -> None:
-        rows = pa.table({"text": pa.array([text], pa.large_string())})
-        ours = self.open_place(name)
-        if ours is None:
-            rows = rows.replace_schema_metadata({OURS: b"1"})
-            self._database.create_table(name, rows)
-        else:
-            ours.add(rows)
+    def append_text(self, place: Any, text: str) -> None:
+        place.add([{"text": text}])
 
     def drop(self, name: str) -> None:
         place = self.find_place(name)
         if place is not None:
-            if not self.is_ours(place):
+            if self.mark(place) is None:
                 return
             # A table is dropped file by file, and a kill meanwhile would bring an older
             # version back: leave none. LanceDB warns that readers of those may fail.
@@ -206,19 +192,15 @@ class LanceStore(CandidateStore):
         if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)
 
-    def is_ours(self, place: Any) -> bool:
-        return OURS in (place.schema.metadata or {})
-
-    def find_place(self, name: str) -> Any:
-        try:
-            return self._database.open_table(name)
-        except StoreError as error:
-            if "not found" in str(error).lower():
-                return None
-            raise
-
 
 def as_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
-    shape = len(column), column.type.list_size
-    return np.asarray(values, np.float32).reshape(shape)
+    """Return a column of vectors as an array [n, d]."""
+    values: np.ndarray = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), column.type.list_size)
+
+
+def as_literal(id: Id) -> str:
+    """Return an id as it stands in a filter."""
+    if isinstance(id, int):
+        return str(id)
+    return "'" + id.replace("'", "''") + "'"

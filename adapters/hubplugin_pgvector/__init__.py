@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 from hubplugin.vectors import VectorLike
-from hubplugin_pgvector import requests
 from hubplugin_pgvector.requests import OrderBy
 from hubplugin_pgvector.store import PgvectorStore
 
@@ -22,7 +21,7 @@ __all__ = ["OrderBy", "offsets", "order_by"]
 
 
 def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderBy:
-    """Return the ORDER BY of the corrected ranking for one query, as the index has it.
+    """Return the ORDER BY of the corrected ranking for one query.
 
         order = order_by(store, query)
         statement = f"SELECT id FROM photos ORDER BY {order.sql} LIMIT 10"
@@ -30,8 +29,8 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
         session.scalars(select(Photo).order_by(order.sqlalchemy()).limit(10))
         Photo.objects.order_by(order.django())[:10]
 
-    It asks the database which correction is active, one short transaction a call, and
-    applies its query map.
+    It is written as the index has it. Each call asks the database in one short
+    transaction which correction is active, and applies its query map.
 
     Args:
         store: What `hubplugin.open_store` opens.
@@ -44,14 +43,12 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
         StoreError: No correction is active.
     """
     version = store.require_active()
-    return requests.order_by(
-        store.order(version, alias), store.map_query(query, version)
-    )
+    mapped = store.map_query(query, version)
+    return store.order(version, alias).by(mapped)
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
-    """Return offsets of new vectors, for the column `hub_offset` of rows that are
-    inserted or updated.
+    """Return offsets of new vectors, for the column `hub_offset` of new rows.
 
         INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
 

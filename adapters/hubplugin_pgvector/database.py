@@ -1,4 +1,4 @@
-"""A PostgreSQL database, connected to when it is first needed; each error is one line."""
+"""A PostgreSQL database, connected to when first needed. Each error is one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
 OPTIONS = ("table", "vector", "key", "metric", "index", "record")
 WAIT = 20
-"""Seconds that a statement waits for a lock before it gives up, if no lock_timeout is set."""
+"""Seconds that a statement waits for a lock before it gives up, unless lock_timeout is
+set."""
 
 WAIT_FOR_TABLE = 5
 """The same for a change of the table: whoever comes behind it waits as long."""
@@ -32,8 +33,8 @@ SELECT CASE WHEN current_setting('lock_timeout') = '0'
 """
 
 UNREADABLE = (
-    "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
-    "or keep the password in PGPASSFILE"
+    "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as "
+    "%2F %3F %23 %40 %5B %5D %25, or keep the password in PGPASSFILE"
 )
 
 
@@ -42,11 +43,14 @@ NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
 
 
 def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
-    """Return the URL for libpq, `url` without its secrets, and those of its options
-    that are `OPTIONS`.
+    """Split a URL into what libpq, errors and this adapter need.
 
-    Raises StoreError for a URL that a password may have cut in two, without repeating
-    any of it.
+    Returns:
+        The URL for libpq, `url` without its secrets, and those of its options that are
+        `OPTIONS`.
+
+    Raises:
+        StoreError: A password may have cut the URL in two. None of it is repeated.
     """
     try:
         parts = urlsplit(url)
@@ -71,25 +75,26 @@ def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
 
 
 class Passing(StoreError):
-    """Another run may get past it: what others hold, a server that stops, a disk that is full."""
+    """Raised for what may pass: a lock of others, a server that stops, a full disk."""
 
 
 class Deadlock(Passing):
-    """Two transactions waited for each other, and the server ended this one."""
+    """Raised if two transactions waited for each other, and the server ended this one."""
 
 
 WAITS = 0.2, 1.0, 3.0
-"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for deadlocks once a second."""
+"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for
+deadlocks once a second."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
 def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Return `method`, whose transactions do all or nothing, tried again after deadlocks.
+    """Return `method`, tried again after deadlocks. Its transactions do all or nothing.
 
-    They happen with another run, or with what the server still does for a run that was
-    killed.
+    Deadlocks happen with another run, or with what the server still does for a run that
+    was killed.
     """
 
     @functools.wraps(method)
@@ -107,8 +112,7 @@ def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
 class Database:
     """The database at `conninfo`, by one connection.
 
-    Each statement is a transaction of its own. Errors name `url`, and the `task` that a
-    statement was for.
+    Each statement is a transaction of its own. Errors name `url`.
     """
 
     def __init__(self, conninfo: str, url: str):
@@ -116,29 +120,22 @@ class Database:
         self.url = url
         self._connection: psycopg.Connection[Any] | None = None
 
-    def rows(
-        self, query: str, parameters: Parameters = (), task: str = "reading"
-    ) -> list[Any]:
-        """Return the rows that `query` gives with `parameters`, each a tuple."""
-        with self.transaction(task):
+    def run(self, statement: str, parameters: Parameters = ()) -> list[Any]:
+        """Run a statement. Return its rows, each a tuple, if it gives any."""
+        with self.transaction():
             cursor = self._connect().cursor(binary=True)
-            return cursor.execute(cast(Any, query), parameters).fetchall()
+            cursor.execute(cast(Any, statement), parameters)
+            if cursor.description is None:
+                return []
+            return cursor.fetchall()
 
-    def run(
-        self, statement: str, parameters: Parameters = (), task: str = "writing"
-    ) -> None:
-        """Run a `statement` that gives no rows, with `parameters`."""
-        with self.transaction(task):
-            self._connect().execute(cast(Any, statement), parameters)
+    def run_alone(self, statement: str) -> None:
+        """Run a statement that no transaction can hold: CREATE INDEX CONCURRENTLY.
 
-    def run_alone(self, statement: str, task: str) -> None:
-        """Run a `statement` that no transaction can hold, such as CREATE INDEX
-        CONCURRENTLY.
-
-        It has no parameters. It waits for older transactions as long as `WAIT` says,
-        and gives the session back as it was.
+        It waits for older transactions as long as `WAIT` says. The session is given
+        back as it was.
         """
-        with self._translate_errors(task):
+        with self._translate_errors():
             connection = self._connect()
             connection.execute(LIMIT_WAIT, (f"{WAIT}s", False))
             try:
@@ -148,38 +145,27 @@ class Database:
                     connection.execute("RESET lock_timeout")
 
     @contextmanager
-    def transaction(
-        self, task: str = "writing", *, wait: float = WAIT
-    ) -> Iterator[None]:
+    def transaction(self, *, wait: float | None = None) -> Iterator[None]:
         """Do all or nothing; within another transaction, be a part of it.
 
-        wait: The most seconds to wait for a lock. Nothing is set for longer than the
-            transaction, since a pooler gives the session to others.
+        wait: The most seconds to wait for a lock, by default `WAIT`. Nothing is set for
+            longer than the transaction, since a pooler gives the session to others.
         """
-        with self._translate_errors(task):
+        with self._translate_errors():
             connection = self._connect()
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 yield
                 return
             with connection.transaction():
-                connection.execute(LIMIT_WAIT, (f"{wait}s", True))
+                connection.execute(LIMIT_WAIT, (f"{wait or WAIT}s", True))
                 yield
 
     @contextmanager
-    def read_only(self) -> Iterator[None]:
-        """Open a transaction that can change nothing, and in which a filtered search goes
-        on in the index until it has found enough."""
-        with self.transaction("searching"):
-            self.run("SET TRANSACTION READ ONLY")
-            self.run("SET LOCAL hnsw.iterative_scan = 'strict_order'")
-            yield
-
-    @contextmanager
-    def _translate_errors(self, task: str) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:
-            raise as_store_error(error, f"{self.url}: {task}") from None
+            raise as_store_error(error, self.url) from None
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
@@ -193,54 +179,54 @@ class Database:
 
 
 def quote_name(*parts: str) -> str:
-    """Return a name as it stands in a statement.
+    """Return a name as it stands in a statement. Parts that are empty are left out.
 
     Each % is doubled, as psycopg and Django read statements with parameters.
     """
-    return sql.Identifier(*parts).as_string(None).replace("%", "%%")
+    name = sql.Identifier(*filter(None, parts))
+    return name.as_string(None).replace("%", "%%")
 
 
-def truncate(name: str, most: int) -> str:
-    """Return at most `most` bytes of `name`: PostgreSQL cuts names behind 63."""
-    return name.encode()[:most].decode(errors="ignore")
-
-
+LOST = "once the server answers, run it again"
 ADVICE: dict[type[psycopg.Error], str] = {
-    errors.InsufficientPrivilege: "run it as the owner of the table, who may create a schema in the database",
-    errors.LockNotAvailable: "others are using the table, run it again, or set a longer lock_timeout by PGOPTIONS",
-    errors.QueryCanceled: "set a longer statement_timeout by PGOPTIONS or for the role, and run it again",
+    errors.InsufficientPrivilege: (
+        "run it as the owner of the table, who may create a schema in the database"
+    ),
+    errors.LockNotAvailable: (
+        "others are using the table, run it again, or set a longer lock_timeout by "
+        "PGOPTIONS"
+    ),
+    errors.QueryCanceled: (
+        "set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
+    ),
     errors.UndefinedColumn: (
-        "where somebody dropped or renamed the column of offsets, `hubplugin remove` and apply again"
+        "where somebody dropped or renamed the column of offsets, `hubplugin remove` "
+        "and apply again"
     ),
     errors.DiskFull: "what was written stays: make room on the server, and run it again",
+    errors.AdminShutdown: LOST,
+    errors.CrashShutdown: LOST,
+    errors.CannotConnectNow: LOST,
+    errors.ConnectionTimeout: LOST,
+    psycopg.OperationalError: LOST,  # the connection fails or is lost
 }
-LOST = "once the server answers, run it again"
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
-"""How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others, what an operator or the system
-did, and faults of the server itself."""
-STOPPED = ("57P01", "57P02", "57P03")
-"""The SQLSTATE of a server that stops, or is not yet there."""
+"""How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others,
+what an operator or the system did, and faults of the server itself."""
 
 
-def as_store_error(error: psycopg.Error, context: str) -> StoreError:
-    """Return a StoreError of one line: `context`, what went wrong, what to do."""
-    code = error.sqlstate or ""
-    is_lost = code in STOPPED
-    if not code:
-        is_lost = isinstance(error, psycopg.OperationalError)
-    line = f"{context}: {error.diag.message_primary or as_line(error)}"
+def as_store_error(error: psycopg.Error, url: str) -> StoreError:
+    """Return a StoreError of one line: `url`, what went wrong, what to do."""
+    message = error.diag.message_primary or str(error) or type(error).__name__
+    line = f"{url}: {message}"
     if error.diag.message_detail:
-        line += f" ({as_line(error.diag.message_detail)})"
-    advice = LOST if is_lost else ADVICE.get(type(error))
-    if advice:
-        line += f"; {advice}"
+        line += f" ({error.diag.message_detail})"
+    if type(error) in ADVICE:
+        line += f"; {ADVICE[type(error)]}"
+    line = " ".join(line.split())
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock(line)
-    if is_lost or code.startswith(PASSING):
+    # The client's own errors, such as a lost connection, have no SQLSTATE.
+    if error.sqlstate is None or error.sqlstate.startswith(PASSING):
         return Passing(line)
     return StoreError(line)
-
-
-def as_line(message: object) -> str:
-    """Return the text of `message` without line breaks."""
-    return " ".join(str(message).split()) or type(message).__name__

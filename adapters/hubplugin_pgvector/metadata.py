@@ -1,26 +1,25 @@
 """The documents that a database keeps of corrections, in a table in a schema of ours.
 
-Document 0 of a vector column is its manifest, any other the model of the version of that
-number. A column is known by the name of its table, with the schema, and its own.
+Document 0 of a vector column is its manifest, any other the model of the version of
+that number. A column is known by the name of its table, with the schema, and its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from pydantic import Field
 
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress
-from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name, truncate
+from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name
 from hubplugin_pgvector.requests import scale_of
-from hubplugin_pgvector.schema import OFFSET, VectorTable, index_name
+from hubplugin_pgvector.schema import OFFSET, VectorTable
 
-RENAME = "RENAME COLUMN {} TO {}"
 MADE_BY = "made by hubplugin; it goes with the last correction"
-CREATE_SCHEMA = f"CREATE SCHEMA hubplugin; COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'"
 CREATE_TABLE = """
 CREATE TABLE hubplugin.corrections (
     target text, vector text, number int, content bytea NOT NULL,
@@ -31,6 +30,9 @@ EXISTS = """
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
     WHERE nspname = 'hubplugin' AND relname = 'corrections'
 """
+IS_OURS = """
+SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s
+"""
 OURS = "target = %(target)s AND vector = %(vector)s"
 ONE = f"{OURS} AND number = %(number)s"
 MANIFEST = 0
@@ -38,33 +40,31 @@ MANIFEST = 0
 MEND = "drop the schema hubplugin and the columns hub_offset... of the table, and apply again"
 BASE = rf"^(.+_)?{OFFSET}$"
 COLUMN = rf"^(.+_)?{OFFSET}(_v\d+)?$"
-INDEX = rf"_{OFFSET}_\d+_v\d+$"
-"""What columns and indexes of ours are called: `remove` drops nothing else."""
+"""What columns of ours are called: `remove` drops nothing else."""
 
 
 class ColumnVersion(Version):
     """A version, whose offsets lie in a column of the table.
 
     base: what the column is called while the version is active. column: what it is
-    called now. index: the index over vector and offset. scale: see `requests`.
+    called now. scale: see `requests`.
     """
 
     base: str = Field(pattern=BASE)
     column: str = Field(pattern=COLUMN)
-    index: str = Field(pattern=INDEX)
     scale: float = Field(gt=0, allow_inf_nan=False)
 
     @property
-    def numbered(self) -> str:
-        """The name of its column while it is not active."""
-        return f"{self.base}_v{self.number}"
+    def index(self) -> str:
+        """The name of the index over vector and offset."""
+        return f"{OFFSET}_{self.word}"
 
 
 class DocumentStore(ManifestStore[ColumnVersion]):
     """A store whose manifest and models are documents of one vector column.
 
-    Its offsets lie in columns beside that. A change of the manifest and of the columns is
-    one transaction.
+    Its offsets lie in columns beside that. A change of the manifest and of the columns
+    is one transaction.
     """
 
     database: Database
@@ -75,22 +75,15 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         """Keep other runs from changing any correction until the end."""
         with self.database.transaction(wait=WAIT_FOR_TABLE):
             self.database.run("SELECT pg_advisory_xact_lock(hashtext('hubplugin'))")
-            if self.has_documents():
-                self.lock("FOR UPDATE")
+            self.lock("FOR UPDATE")
             yield
-
-    def has_documents(self) -> bool:
-        """Return True if their table is there."""
-        # By a query, since to_regclass may know nothing of what another run has just made.
-        return bool(self.database.rows(EXISTS))
 
     def lock(self, mode: str) -> None:
         """Wait until no other run writes or changes this correction.
 
         mode: FOR SHARE or FOR UPDATE.
         """
-        query = f"SELECT FROM hubplugin.corrections WHERE {OURS} {mode}"
-        self.database.rows(query, self._names())
+        self._documents("number", f"{OURS} {mode}")
 
     def read_manifest(self) -> Manifest[ColumnVersion]:
         content = self._read(MANIFEST)
@@ -103,15 +96,14 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._write(MANIFEST, manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
-        """Delete the manifest; and the table and its schema, if nothing else is left."""
+        """Delete the manifest, and the table and its schema if nothing else is left."""
         if not self.has_documents():
             return
         self._delete(MANIFEST)
-        if self.database.rows("SELECT FROM hubplugin.corrections LIMIT 1"):
+        if self._documents("number", "true LIMIT 1"):
             return
         self.database.run("DROP TABLE hubplugin.corrections")
-        is_ours = "SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s"
-        if self.database.rows(is_ours, (MADE_BY,)):
+        if self.database.run(IS_OURS, (MADE_BY,)):
             self.database.run("DROP SCHEMA hubplugin")
 
     def read_model(self, version: ColumnVersion) -> OffsetModel:
@@ -130,40 +122,34 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def delete_offsets(
         self, versions: Sequence[ColumnVersion], progress: Progress | None
     ) -> None:
+        used = {version.column for version in self.read_manifest().maintained}
         for version in versions:
-            self._alter("DROP COLUMN IF EXISTS {}", version.column)
-
-    def next_number(self, manifest: Manifest[ColumnVersion]) -> int:
-        """Return a number that no document of the table has, of whatever column."""
-        if not self.has_documents():
-            return 1
-        query = "SELECT coalesce(max(number), 0) + 1 FROM hubplugin.corrections WHERE target = %(target)s"
-        return int(self.database.rows(query, self._names())[0][0])
+            if version.column not in used:
+                self._alter("DROP COLUMN IF EXISTS {}", version.column)
 
     def base_column(self) -> str:
         """Return what a first version calls its column.
 
         It has another name where one more vector of the table is corrected.
         """
-        query = "SELECT FROM hubplugin.corrections WHERE target = %(target)s AND vector <> %(vector)s"
-        if self.has_documents() and self.database.rows(query, self._names()):
-            return f"{truncate(self.table.vector, 40)}_{OFFSET}"
-        return OFFSET
+        others = "target = %(target)s AND vector <> %(vector)s"
+        if not self._documents("number", others):
+            return OFFSET
+        # PostgreSQL cuts names behind 63 bytes.
+        start = self.table.vector.encode()[:40].decode(errors="ignore")
+        return f"{start}_{OFFSET}"
 
     def new_version(self, model: OffsetModel, number: int) -> ColumnVersion:
         manifest = self.read_manifest()
-        current, _ = manifest.find_current()
         active = manifest.active.get("")
-        base = self.base_column() if current is None else current.base
-        scale = scale_of(model, None if active is None else active.scale)
-        return ColumnVersion.of(
-            model,
-            number,
-            base=base,
-            column=f"{base}_v{number}",
-            index=index_name(self.table, number),
-            scale=scale,
-        )
+        if active is None:
+            base = self.base_column()
+            scale = scale_of(model)
+        else:
+            base = active.base
+            scale = scale_of(model, active.scale)
+        column = f"{base}_v{number}"
+        return ColumnVersion.of(model, number, base=base, column=column, scale=scale)
 
     def switch(self, version: ColumnVersion) -> None:
         """Activate a version, in one transaction with the columns.
@@ -173,36 +159,43 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         """
         with self.changing():
             manifest = self.require_owner(version)
-            previous = manifest.active.get("")
-            if previous is None or previous.number != version.number:
-                if previous is not None:
-                    self._alter(RENAME, previous.column, previous.numbered)
-                    aside = {"": previous.replace(column=previous.numbered)}
-                    self.write_manifest(manifest.replace(active=aside))
-                self._alter(RENAME, version.column, version.base)
-            super().switch(version.replace(column=version.base))
+            if version.column != version.base:
+                for previous in manifest.active.values():
+                    self._alter("DROP COLUMN {}", previous.column)
+                self._alter("RENAME COLUMN {} TO {}", version.column, version.base)
+            renamed = version.replace(column=version.base)
+            self.write_manifest(manifest.activate(renamed))
             self.clear()
+
+    def has_documents(self) -> bool:
+        """Return True if their table is there."""
+        # By a query: to_regclass may know nothing of what another run has just made.
+        return bool(self.database.run(EXISTS))
 
     def _names(self, **more: object) -> dict[str, object]:
         """Return the parameters of `OURS`, and `more`."""
         target = f"{self.table.schema}.{self.table.name}"
         return {"target": target, "vector": self.table.vector, **more}
 
+    def _documents(self, columns: str, condition: str, **more: object) -> list[Any]:
+        """Return `columns` of the documents with `condition`."""
+        if not self.has_documents():
+            return []
+        query = f"SELECT {columns} FROM hubplugin.corrections WHERE {condition}"
+        return self.database.run(query, self._names(**more))
+
     def _read(self, number: int) -> bytes | None:
-        with self.database.transaction():
-            if not self.has_documents():
-                return None
-            query = f"SELECT content FROM hubplugin.corrections WHERE {ONE}"
-            rows = self.database.rows(query, self._names(number=number))
-        return bytes(rows[0][0]) if rows else None
+        for row in self._documents("content", ONE, number=number):
+            return bytes(row[0])
+        return None
 
     def _write(self, number: int, content: bytes) -> None:
         if not self.has_documents():
-            task = "making a table for the model"
             # Not IF NOT EXISTS: that asks for the right to create it all the same.
-            if not self.database.rows(HAS_SCHEMA):
-                self.database.run(CREATE_SCHEMA, task=task)
-            self.database.run(CREATE_TABLE, task=task)
+            if not self.database.run(HAS_SCHEMA):
+                self.database.run("CREATE SCHEMA hubplugin")
+                self.database.run(f"COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'")
+            self.database.run(CREATE_TABLE)
         self.database.run(
             "INSERT INTO hubplugin.corrections"
             " VALUES (%(target)s, %(vector)s, %(number)s, %(content)s)"
@@ -216,5 +209,4 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def _alter(self, change: str, *names: str) -> None:
         change = change.format(*map(quote_name, names))
-        statement = f"ALTER TABLE {self.table.identifier} {change}"
-        self.database.run(statement, task="changing the table")
+        self.database.run(f"ALTER TABLE {self.table.identifier} {change}")

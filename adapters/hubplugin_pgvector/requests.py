@@ -1,12 +1,13 @@
 """Pure: how SQL ranks by the corrected score, and what a client needs to say so.
 
-A target is indexed as one vector of d + 1 components, and a query is compared with it:
+A target is indexed as one vector of d + 1 components. A query is compared with it:
 
     cosine      [t/|t|, offset / scale]            by <#> with [q/|q|, scale]
     dot         [t, offset / scale]                by <#> with [q, scale]
     euclidean   [t, sqrt(2 (scale - offset))]      by <-> with [q, 0]
 
-A row without an offset has the offset 0: nothing that another program inserts can fail, or be lifted or sunk.
+A row without an offset has the offset 0: nothing that another program inserts can fail,
+or be lifted or sunk.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hubplugin.calibration import largest_offset, query_component
-from hubplugin.metric import Metric, augment_queries
+from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Explanation
 from hubplugin_pgvector.database import quote_name
@@ -34,10 +35,11 @@ OPERATORS = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
 
 
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
-    """Return the scale of the extra dimension for the offsets of `model`, a power of two.
+    """Return the scale of the extra dimension for the offsets of `model`.
 
-    Under Euclidean distance it is no smaller than any offset, 0 among them. Otherwise it
-    is near the one by which an index of inner products finds most.
+    It is a power of two. Under Euclidean distance it is no smaller than any offset, 0
+    among them. Otherwise it is near the one by which an index of inner products finds
+    most.
 
     The scale of the `previous` version is kept if it will do, so that SQL outlives a
     refit; None is no previous version.
@@ -54,119 +56,11 @@ def scale_of(model: OffsetModel, previous: float | None = None) -> float:
 
 
 @dataclass(frozen=True)
-class RawOrder:
-    """The user's own ranking of `table`.
-
-    alias: The name of the table in a query; "" if the query needs none.
-    """
-
-    table: VectorTable
-    alias: str = ""
-
-    def distance(self) -> str:
-        """Return the expression of an ORDER BY. The query is its one parameter."""
-        column = self.column(self.table.vector)
-        return f"{column} {OPERATORS[self.table.metric]} {self.placeholder}"
-
-    def queries(self, queries: np.ndarray) -> np.ndarray:
-        """Return the parameters of `distance` for `queries` [m, d]."""
-        return queries
-
-    def score(self, distance: float) -> float:
-        """Return the similarity s for a value of `distance`.
-
-        pgvector has 1 - s for cosine, -s for dot, and |q - t| for euclidean, where
-        s = -|q - t|^2 / 2.
-        """
-        if self.table.metric is Metric.EUCLIDEAN:
-            return -(distance**2) / 2
-        if self.table.metric is Metric.COSINE:
-            return 1.0 - distance
-        return -distance
-
-    @property
-    def placeholder(self) -> str:
-        return f"%s::{self.table.type}({self.table.dim})"
-
-    def column(self, name: str) -> str:
-        return quote_name(self.alias, name) if self.alias else quote_name(name)
-
-
-@dataclass(frozen=True)
-class ExactOrder(RawOrder):
-    """The corrected ranking by the offsets in the column `offsets`, without an index.
-
-    Queries are at unit length for cosine, and mapped if the model has a query map.
-    """
-
-    offsets: str = ""
-
-    def distance(self) -> str:
-        if self.table.metric is Metric.EUCLIDEAN:
-            return f"({self.unit} <-> {self.placeholder}) ^ 2 / 2 - {self.offset}"
-        return f"({self.unit} <#> {self.placeholder}) - {self.offset}"
-
-    def score(self, distance: float) -> float:
-        return -distance
-
-    @property
-    def unit(self) -> str:
-        """The vector in SQL, at unit length for cosine."""
-        column = self.column(self.table.vector)
-        if self.table.metric is Metric.COSINE:
-            return f"l2_normalize({column})"
-        return column
-
-    @property
-    def offset(self) -> str:
-        return f"coalesce({self.column(self.offsets)}, 0)"
-
-
-@dataclass(frozen=True)
-class IndexedOrder(ExactOrder):
-    """The corrected ranking by the index, whose extra dimension has `scale`."""
-
-    scale: float = 1.0
-
-    def distance(self) -> str:
-        operator = "<->" if self.table.metric is Metric.EUCLIDEAN else "<#>"
-        return f"{self.expression} {operator} %s::{self._type}"
-
-    def queries(self, queries: np.ndarray) -> np.ndarray:
-        """Return `queries` [m, d] with the extra component: float32 [m, d + 1]."""
-        return augment_queries(queries, self.table.metric, e=self.scale)
-
-    def score(self, distance: float) -> float:
-        if self.table.metric is Metric.EUCLIDEAN:
-            return self.scale - distance**2 / 2
-        return -distance
-
-    @property
-    def expression(self) -> str:
-        """The vector of d + 1 components that the index is built over, in SQL."""
-        offset = self.offset
-        if self.table.metric is Metric.EUCLIDEAN:
-            offset = f"sqrt(2 * greatest({self.scale} - {offset}, 0))"
-        elif self.scale != 1:
-            offset = f"{offset} / {self.scale}"
-        return (
-            f"({self.unit} || ARRAY[{offset}]::real[]::{self.table.type})::{self._type}"
-        )
-
-    @property
-    def index(self) -> str:
-        """The expression and its operator class, as CREATE INDEX takes them."""
-        kind = "l2" if self.table.metric is Metric.EUCLIDEAN else "ip"
-        return f"(({self.expression}) {self.table.index}_{kind}_ops)"
-
-    @property
-    def _type(self) -> str:
-        return f"{self.table.index}({self.table.dim + 1})"
-
-
-@dataclass(frozen=True)
 class OrderBy:
-    """An ORDER BY for one query: `sql` has one placeholder %s, for the text in `parameters`."""
+    """An ORDER BY for one query.
+
+    `sql` has one placeholder %s, for the text in `parameters`.
+    """
 
     sql: str
     parameters: Sequence[str]
@@ -189,51 +83,143 @@ class OrderBy:
         return RawSQL(self.sql, list(self.parameters))
 
 
-def as_text(vector: np.ndarray) -> str:
-    """Return `vector` as pgvector reads it, each number as short as float32 allows."""
-    return "[" + ",".join(map(str, vector.astype(np.float32))) + "]"
+@dataclass(frozen=True)
+class Order:
+    """A ranking in SQL, for any query.
+
+    distance: The expression of an ORDER BY. The query is its one parameter.
+    component: What a query has behind its own components; empty if nothing.
+    peak: The score at distance 0.
+    halves_square: True if a score falls by half the square of the distance, and not by
+        the distance itself.
+    """
+
+    distance: str
+    component: tuple[float, ...] = ()
+    peak: float = 0.0
+    halves_square: bool = False
+
+    def by(self, query: np.ndarray) -> OrderBy:
+        """Return the ORDER BY for `query` [d].
+
+        Each number is as short as float32 allows.
+        """
+        numbers = np.array([*query, *self.component], np.float32)
+        return OrderBy(self.distance, ["[" + ",".join(map(str, numbers)) + "]"])
+
+    def score(self, distance: float) -> float:
+        """Return the similarity s, corrected or raw, for a value of `distance`."""
+        if self.halves_square:
+            distance = distance**2 / 2
+        return self.peak - distance
 
 
-def order_by(order: RawOrder, query: np.ndarray) -> OrderBy:
-    return OrderBy(order.distance(), [as_text(order.queries(query[None])[0])])
+def raw_order(table: VectorTable) -> Order:
+    """Return the user's own ranking of `table`.
+
+    pgvector has the distance 1 - s for cosine, -s for dot, and |q - t| for euclidean,
+    where s = -|q - t|^2 / 2.
+    """
+    vector = quote_name(table.vector)
+    return Order(
+        f"{vector} {OPERATORS[table.metric]} %s::{table.type}({table.dim})",
+        peak=float(table.metric is Metric.COSINE),
+        halves_square=table.metric is Metric.EUCLIDEAN,
+    )
+
+
+def exact_order(table: VectorTable, column: str, alias: str = "") -> Order:
+    """Return the corrected ranking without an index.
+
+    Queries are at unit length for cosine, and mapped if the model has a query map.
+
+    Args:
+        table: The table.
+        column: The column of the offsets.
+        alias: The name of the table in a query; "" if the query needs none.
+    """
+    vector, offset = _expressions(table, column, alias)
+    query = f"%s::{table.type}({table.dim})"
+    if table.metric is Metric.EUCLIDEAN:
+        return Order(f"({vector} <-> {query}) ^ 2 / 2 - {offset}")
+    return Order(f"({vector} <#> {query}) - {offset}")
+
+
+def indexed_order(
+    table: VectorTable, column: str, scale: float, alias: str = ""
+) -> Order:
+    """Return the ranking of `exact_order` by the index.
+
+    scale: That of its extra dimension.
+    """
+    expression = indexed_expression(table, column, scale, alias)
+    query = f"%s::{table.index}({table.dim + 1})"
+    if table.metric is Metric.EUCLIDEAN:
+        distance = f"{expression} <-> {query}"
+        return Order(distance, (0.0,), peak=scale, halves_square=True)
+    return Order(f"{expression} <#> {query}", (scale,))
+
+
+def indexed_expression(
+    table: VectorTable, column: str, scale: float, alias: str = ""
+) -> str:
+    """Return the vector of d + 1 components that the index is built over, in SQL."""
+    vector, offset = _expressions(table, column, alias)
+    if table.metric is Metric.EUCLIDEAN:
+        offset = f"sqrt(2 * greatest({scale} - {offset}, 0))"
+    elif scale != 1:
+        offset = f"{offset} / {scale}"
+    target = f"{vector} || ARRAY[{offset}]::real[]::{table.type}"
+    return f"({target})::{table.index}({table.dim + 1})"
+
+
+def _expressions(table: VectorTable, column: str, alias: str) -> tuple[str, str]:
+    """Return the vector in SQL, at unit length for cosine, and its offset."""
+    vector = quote_name(alias, table.vector)
+    if table.metric is Metric.COSINE:
+        vector = f"l2_normalize({vector})"
+    return vector, f"coalesce({quote_name(alias, column)}, 0)"
 
 
 def explain(
-    order: ExactOrder, query: np.ndarray, k: int, *, is_mapped: bool
+    table: VectorTable,
+    order: Order,
+    exact: Order,
+    query: np.ndarray,
+    k: int,
+    *,
+    is_mapped: bool,
 ) -> Explanation:
-    """Return how SQL asks for the k nearest of `query` [d]: by the index, and exactly.
+    """Return how SQL asks for the k nearest of a query: by the index, and exactly.
 
     Args:
-        order: The order of a search: `IndexedOrder`, or `ExactOrder` without an index.
-        query: As `order.queries` takes it.
+        table: The table.
+        order: The order of a search.
+        exact: The order without an index, which may be the same.
+        query: As an `Order` takes it [d].
         k: The number of results.
         is_mapped: True if `query` went through a query map.
     """
-    table = order.table
-    ordered = order_by(order, query)
-    exact = order_by(ExactOrder(table, offsets=order.offsets), query)
-    if isinstance(order, IndexedOrder):
+    hint = "there is none, as index=none says, so that this is the exact form"
+    if order.component:
         unit = "the query"
         if table.metric is Metric.COSINE:
             unit = "the query divided by its length"
-        last = order.queries(query[None])[0, -1]
-        hint = f"the vector is {unit}, then {last:g}"
-    else:
-        hint = "there is none, as index=none says, so that this is the exact form"
+        hint = f"the vector is {unit}, then {order.component[0]:g}"
 
     def select(by: OrderBy) -> str:
-        """Return the statement that ranks `by`, its parameter filled in, for people to
-        run."""
+        """Return the statement that ranks `by`, its parameter filled in, for people."""
         key = quote_name(table.key.name)
         statement = f"SELECT {key} FROM {table.identifier} ORDER BY {by.sql} LIMIT {k};"
         # `by.sql` is for a driver, to which % in a name is %%.
         return statement.replace("%s", f"'{by.parameters[0]}'").replace("%%", "%")
 
+    ordered = order.by(query)
     lines = [
         f"-- by the index: {hint}",
         select(ordered),
         "-- exact: no index is used, so best behind a filter that leaves few rows",
-        select(exact),
+        select(exact.by(query)),
     ]
     if is_mapped:
         lines += [

@@ -1,14 +1,16 @@
-"""What a store corrects: a vector column of a table as the catalog knows it, and the index that is built beside it."""
+"""What a store corrects, and the index that is built beside it.
+
+It corrects a vector column of a table, as the catalog of PostgreSQL knows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
-from hubplugin_pgvector.database import Database, quote_name, truncate
+from hubplugin_pgvector.database import Database, quote_name
 
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
@@ -19,42 +21,66 @@ INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 """By the second word of an operator class."""
 TABLE = """
-SELECT c.oid::bigint, nspname::text, relname::text, relkind::text,
-    EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
+SELECT c.oid::bigint, nspname::text, relname::text, relkind = 'r'
+    AND NOT EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
     WHERE c.oid = to_regclass(%s)
 """
 COLUMNS = """
 SELECT attname::text, typname::text, atttypmod
     FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
-    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attname
 """
 INDEXES = """
-SELECT split_part(opcname, '_', 2), array_to_string(reloptions, ', '), amname::text
+SELECT split_part(opcname, '_', 2),
+    CASE amname WHEN 'hnsw' THEN coalesce(array_to_string(reloptions, ', '), '') ELSE '' END
     FROM pg_index i JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam
-    JOIN pg_opclass o ON o.oid = indclass[0] JOIN pg_attribute t ON attrelid = indrelid AND attnum = indkey[0]
-    WHERE indrelid = %s AND attname = %s AND amname IN ('hnsw', 'ivfflat') ORDER BY amname = 'hnsw'
+    JOIN pg_opclass o ON o.oid = indclass[0]
+    JOIN pg_attribute t ON attrelid = indrelid AND attnum = indkey[0]
+    WHERE indrelid = %s AND attname = %s AND amname IN ('hnsw', 'ivfflat')
+    AND opcname ~ '_(cosine|ip|l2)_' ORDER BY amname = 'hnsw'
 """
+"""The metric and the options of each index on a column; those of HNSW come last."""
 KEYS = """
-SELECT attname::text, format_type(atttypid, -1), indisprimary, indnkeyatts = 1
+SELECT attname::text, format_type(atttypid, -1)
     FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
-    WHERE indrelid = %s AND indisunique AND indisvalid AND indpred IS NULL
-    AND (indisprimary OR indnkeyatts = 1 AND attnotnull)
+    WHERE indrelid = %(oid)s AND indisunique AND indisvalid AND indpred IS NULL
+    AND indnkeyatts = 1 AND attnotnull
+    AND CASE WHEN %(key)s::text IS NULL THEN indisprimary ELSE attname = %(key)s END
 """
 TRIGGERS = """
-SELECT coalesce(string_agg(name, ', ' ORDER BY name), '') FROM (
-    SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal
+SELECT string_agg(name, ', ' ORDER BY name) FROM (
+    SELECT 'trigger ' || tgname FROM pg_trigger
+        WHERE tgrelid = %(oid)s AND NOT tgisinternal
         AND tgenabled IN ('O', 'A') AND tgtype & 16 > 0 AND tgattr::text = ''
     UNION SELECT 'rule ' || rulename FROM pg_rewrite
-        WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A')) AS fires (name)
+        WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A')
+    ) AS fires (name)
 """
 """What fires on an update of the offsets."""
-POLICIES = """
-SELECT CASE WHEN row_security_active(%(oid)s::oid) THEN 'row security ('
-    || coalesce(string_agg(polname::text, ', ' ORDER BY polname), 'without a policy') || ')'
-    ELSE '' END FROM pg_policy WHERE polrelid = %(oid)s
+LACKING = """
+SELECT CASE
+    WHEN current_setting('transaction_read_only') = 'on'
+        THEN 'the server, or this role, only reads; name one that may write'
+    WHEN NOT pg_has_role(relowner, 'USAGE')
+        THEN 'only the owner of ' || relname || ' may add a column to it; connect as '
+            'that role'
+    WHEN NOT has_schema_privilege(relnamespace, 'CREATE')
+        THEN 'the role may not create an index: GRANT CREATE ON SCHEMA '
+            || relnamespace::regnamespace
+    WHEN NOT CASE WHEN to_regnamespace('hubplugin') IS NULL
+            THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege('hubplugin', 'USAGE') END
+        THEN 'the role may not create the schema hubplugin: GRANT CREATE ON DATABASE'
+    WHEN row_security_active(c.oid)
+        THEN 'row security (' || coalesce(
+            (SELECT string_agg(polname::text, ', ' ORDER BY polname) FROM pg_policy
+                WHERE polrelid = c.oid), 'without a policy')
+            || ') may hide rows of ' || relname || ' from this role; connect as one with '
+            'BYPASSRLS, or as the owner of the table, without FORCE ROW LEVEL SECURITY'
+    END FROM pg_class c WHERE oid = %(oid)s
 """
-"""What may hide rows from the role."""
+"""What keeps the role from writing offsets to every row: a right, or hidden rows."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +93,12 @@ class Key:
     name: str
     type: str
 
-    def id(self, *table: str) -> str:
-        """Return the id of a row in SQL, of `table` where others have the same names."""
-        column = quote_name(*table, self.name)
+    def id(self, table: str = "") -> str:
+        """Return the id of a row in SQL, of `table` if others have the same names."""
+        column = quote_name(table, self.name)
         if self.type in INTEGERS:
             return column
         return f"{column}::text"
-
-    def value(self, id: str) -> str:
-        """Return the value of the column in SQL for `id`, a text in SQL."""
-        return f"{id}::{self.type}"
 
 
 @dataclass(frozen=True)
@@ -110,14 +132,9 @@ class VectorTable:
         return f"{quote_name(self.vector)} IS NOT NULL"
 
 
-def describe(database: Database, query: str, oid: int) -> str:
-    """Return what the table `oid` has of `TRIGGERS` or `POLICIES`, empty for nothing."""
-    return str(database.rows(query, {"oid": oid})[0][0])
-
-
 def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
     """Return the columns of the table `oid` as they are now: type and type modifier."""
-    rows = database.rows(COLUMNS, (oid,))
+    rows = database.run(COLUMNS, (oid,))
     return {name: (kind, modifier) for name, kind, modifier in rows}
 
 
@@ -136,20 +153,18 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
     oid, schema, name = _find_table(database, options.get("table"))
     columns = read_columns(database, oid)
     vectors = [name for name in columns if columns[name][0] in MOST_DIMENSIONS]
-    vector = _choose_vector(url, options, sorted(vectors))
+    vector = _choose_vector(url, options, vectors)
     sql_type, dim = columns[vector]
     if dim < 1:
         column = quote_name(vector)
-        identifier = quote_name(schema, name)
-        held = database.rows(
-            f"SELECT DISTINCT vector_dims({column})::text FROM (SELECT {column}"
-            f" FROM {identifier} WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS seen"
-            " ORDER BY 1"
+        held = database.run(
+            f"SELECT string_agg(DISTINCT vector_dims({column})::text, ' and ') FROM"
+            f" (SELECT {column} FROM {quote_name(schema, name)}"
+            f" WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS seen"
         )
-        dims = " and ".join(row[0] for row in held)
         raise StoreError(
             f"{url}: {vector} has no fixed dimension; it holds vectors of "
-            f"{dims or 'none'}: ALTER TABLE {options['table']} ALTER {vector} TYPE "
+            f"{held[0][0] or 'none'}: ALTER TABLE {options['table']} ALTER {vector} TYPE "
             f"{sql_type}(N)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
@@ -178,14 +193,14 @@ def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
             f"{url}: names no table: postgresql://user@host/db?table=photos"
             "&vector=embedding&key=id"
         )
-    rows = database.rows(TABLE, (table,))
+    rows = database.run(TABLE, (table,))
     if not rows:
         raise StoreError(
             f"{url}: there is no table {table}; names are as in SQL: Photos is photos, "
             '"Photos" is not'
         )
-    oid, schema, name, kind, is_part = rows[0]
-    if kind != "r" or is_part:
+    oid, schema, name, is_whole = rows[0]
+    if not is_whole:
         raise StoreError(
             f"{url}: {table} is a view or the like, partitioned, a partition, or one of a "
             "family by inheritance; offsets need one whole table: name the one that has "
@@ -195,8 +210,7 @@ def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
 
 
 def _parse_name(name: str) -> str:
-    """Return a column name as SQL reads it: in lower case, or as it stands within double
-    quotes."""
+    """Return a column name as SQL reads it: in lower case, or as it is in quotes."""
     if len(name) > 1 and name[0] == name[-1] == '"':
         return name[1:-1].replace('""', '"')
     return name.lower()
@@ -204,18 +218,14 @@ def _parse_name(name: str) -> str:
 
 def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -> str:
     """Return the column that is meant, of those whose `names` are given."""
+    meant = names
     if "vector" in options:
-        name = _parse_name(options["vector"])
-        if name in names:
-            return name
-        raise StoreError(
-            f"{url}: no column {name} of type vector or halfvec; there are "
-            f"{', '.join(names) or 'none'}"
-        )
-    if len(names) == 1:
-        return names[0]
+        named = _parse_name(options["vector"])
+        meant = [name for name in names if name == named]
+    if len(meant) == 1:
+        return meant[0]
     raise StoreError(
-        f"{url}: {len(names)} columns are vectors, name one: "
+        f"{url}: means {len(meant)} columns of type vector or halfvec; name one: "
         f"vector={'|'.join(names) or '...'}"
     )
 
@@ -223,12 +233,12 @@ def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -
 def _read_metric(
     database: Database, options: Mapping[str, str], oid: int, vector: str
 ) -> tuple[Metric, str]:
-    """Return the metric that the URL names, or that of the indexes on the column; and
-    the options of the HNSW index for it."""
-    by_metric = {}
-    for name, index_options, method in database.rows(INDEXES, (oid, vector)):
-        if name in METRICS:  # hnsw comes last, and its options are taken
-            by_metric[METRICS[name]] = (method == "hnsw" and index_options) or ""
+    """Return the metric, and the options of the HNSW index for it.
+
+    The URL names the metric, or the indexes on the column do.
+    """
+    rows = database.run(INDEXES, (oid, vector))
+    by_metric = {METRICS[name]: index_options for name, index_options in rows}
     if "metric" in options:
         try:
             metric = Metric.parse(options["metric"])
@@ -237,12 +247,9 @@ def _read_metric(
         return metric, by_metric.get(metric, "")
     if len(by_metric) == 1:
         return by_metric.popitem()
-    lack = "no index says"
-    if by_metric:
-        lack = "indexes of several metrics say"
     raise StoreError(
-        f"{database.url}: {lack} how {vector} is compared; add metric=cosine, dot or "
-        "euclidean"
+        f"{database.url}: no index alone says how {vector} is compared; add "
+        "metric=cosine, dot or euclidean"
     )
 
 
@@ -253,90 +260,67 @@ def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int)
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
     if index == "none" or dim < MOST_DIMENSIONS[index]:
         return index
-    most = MOST_DIMENSIONS[index]
     way_out = "index=none, and re-rank"
     if dim < MOST_DIMENSIONS["halfvec"]:
         way_out = "index=halfvec, which rounds to 16 bits"
     raise StoreError(
-        f"{url}: a {index} index ends at {most:,} dimensions, and {dim:,} and the offset are more; add {way_out}"
+        f"{url}: a {index} index ends at {MOST_DIMENSIONS[index]:,} dimensions, and "
+        f"{dim:,} and the offset are more; add {way_out}"
     )
 
 
 def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
     """Return the primary key, or the unique column that is named."""
-    named = options.get("key")
-    for column, sql_type, is_primary, is_single in database.rows(KEYS, (oid,)):
-        is_meant = is_primary if named is None else column == _parse_name(named)
-        if is_meant and is_single:
-            return Key(column, sql_type)
+    named = None
     lack = "has no primary key of one column"
-    if named is not None:
-        lack = f"key={named} is not one column that is UNIQUE and NOT NULL"
+    if "key" in options:
+        named = _parse_name(options["key"])
+        lack = f"key={options['key']} is not one column that is UNIQUE and NOT NULL"
+    rows = database.run(KEYS, {"oid": oid, "key": named})
+    if rows:
+        return Key(*rows[0])
     raise StoreError(
-        f"{database.url}: {lack}; name one that tells one row from another, key=id, or add one: "
-        "ALTER TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
+        f"{database.url}: {lack}; name one that tells one row from another, key=id, or "
+        "add one: ALTER TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
     )
-
-
-def index_name(table: VectorTable, number: int) -> str:
-    """Return the name of the index of version `number`.
-
-    The oid keeps two tables apart whose names begin alike.
-    """
-    return f"{truncate(table.name, 30)}_hub_offset_{table.oid}_v{number}"
 
 
 def build_index(
     database: Database, table: VectorTable, name: str, expression: str
 ) -> None:
-    """Build an index while others read and write; one that was cut off is built anew.
+    """Build an index while others read and write.
+
+    One that was cut off is built anew.
 
     Args:
-        database: the database.
-        table: the table.
-        name: the name of the index.
-        expression: what is indexed, in SQL.
+        database: The database.
+        table: The table.
+        name: The name of the index.
+        expression: What is indexed, in SQL: a vector of `table.index`.
 
     Raises:
-        StoreError: an index of another table has that name, or the build fails.
+        StoreError: An index of another table has that name, or the build fails.
     """
     index = quote_name(table.schema, name)
-    if _is_valid(database, index, table.oid):
-        return
-    database.run_alone(
-        f"DROP INDEX CONCURRENTLY IF EXISTS {index}",
-        "dropping an index that was cut off",
+    rows = database.run(
+        "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
+        (table.oid, index.replace("%%", "%")),
     )
+    if rows:
+        is_of_table, is_valid = rows[0]
+        if not is_of_table:
+            raise StoreError(
+                f"{database.url}: the index {name} is one of another table; rename it, "
+                "and run it again"
+            )
+        if is_valid:
+            return
+        database.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}")
+    kind = "l2" if table.metric is Metric.EUCLIDEAN else "ip"
     statement = (
         f"CREATE INDEX CONCURRENTLY {quote_name(name)} ON {table.identifier} "
-        f"USING hnsw {expression}"
+        f"USING hnsw (({expression}) {table.index}_{kind}_ops)"
     )
     if table.options:
         statement += f" WITH ({table.options})"
-    try:
-        database.run_alone(statement, "building the index")
-    except StoreError:
-        # Every write goes into what is left, and no search uses it. If dropping it has
-        # to wait, the next run does it.
-        with suppress(StoreError), database.transaction(wait=1):
-            database.run(f"DROP INDEX IF EXISTS {index}")
-        raise
-
-
-def _is_valid(database: Database, index: str, oid: int) -> bool:
-    """Return True if `index` can be used.
-
-    Raises:
-        StoreError: it is an index of another relation than `oid`.
-    """
-    name = index.replace("%%", "%")
-    query = "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
-    rows = database.rows(query, (oid, name))
-    if not rows:
-        return False
-    is_of_table, is_valid = rows[0]
-    if not is_of_table:
-        raise StoreError(
-            f"{database.url}: the index {name} is one of another table; rename it, and run it again"
-        )
-    return bool(is_valid)
+    database.run_alone(statement)

@@ -214,8 +214,7 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written
 ):
     folder, store = corrected
     model, database = store.correction().model, lancedb.connect(folder)
-    metadata = {"hubplugin": b"1", "hubplugin:manifest": b"{"}
-    schema = pa.schema([("number", pa.int64())], metadata)
+    schema = pa.schema([("number", pa.int64())], {"hubplugin": b"{"})
     database.create_table("photos__hubplugin", schema=schema, mode="overwrite")
     for job in (remove, inspect, lambda store: apply(store, model, force=True)):
         with refused(

@@ -230,7 +230,7 @@ def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path,
         ("chroma://localhost:1/photos", "Could not connect to a Chroma server"),
         (
             "chroma://localhost:1/photos?tenants=a",
-            r"with no more than \?record=FOLDER and, of a server, tenant=T&database=D",
+            r"with no more than \?record=FOLDER&tenant=T&database=D",
         ),
         (
             "chroma://me:geheim@localhost:1/photos",

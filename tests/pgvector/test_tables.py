@@ -96,7 +96,7 @@ def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(
     assert ("uses the index" in "".join(again.notes())) == (name != "unindexed")
     if name == "indexed":  # as the index that is there
         (built,) = database.run(
-            "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'photos_hub_offset_%'"
+            "SELECT indexdef FROM pg_indexes WHERE indexname LIKE 'hub_offset_%'"
         )[0]
         assert "(m='8', ef_construction='32')" in built
     found, expected = again.search(QUERIES, 10).ids, exact(again, model)
@@ -146,7 +146,7 @@ REFUSED = {
     "no vector": (
         "ALTER TABLE photos DROP COLUMN embedding",
         {},
-        "0 columns are vectors",
+        "means 0 columns of type vector or halfvec",
     ),
     "two vectors": (
         "ALTER TABLE photos ADD v2 vector(3)",
@@ -156,7 +156,7 @@ REFUSED = {
     "another vector": (
         "SELECT",
         {"vector": "hits"},
-        "no column hits of type vector or halfvec",
+        "means 0 columns of type vector or halfvec; name one: vector=embedding",
     ),
     "no dimension": (
         "ALTER TABLE photos ALTER embedding TYPE vector",
@@ -178,7 +178,7 @@ REFUSED = {
     "no metric": (
         "SELECT",
         {"metric": ""},
-        "no index says how embedding is compared; add metric=cosine",
+        "no index alone says how embedding is compared; add metric=cosine",
     ),
     "2,000 dimensions": (
         "ALTER TABLE photos ALTER embedding TYPE vector(2000)",
@@ -221,7 +221,7 @@ def test_a_column_of_the_users_own_is_not_written_over(database):
     before, store = database.dump(), database.open()
     with refused(
         StoreError,
-        r"the column hub_offset holds something of yours.*; rename it, or drop it",
+        r"the column hub_offset holds something of yours.*, or rename or drop the column",
     ):
         apply(store, BANK, "is", force=True)
     assert database.dump() == before
