@@ -99,6 +99,6 @@ def test_a_model_is_never_taken_for_none():
     names = (f"{number:016x}" for number in range(20_000))
     like_none = next(name for name in names if zlib.crc32(name.encode()) % 2**12 == 0)
     for name, other in ((like_none, ""), ("", like_none)):
-        extra = UpgradeSpec(0, 0, False, name).extra_dimensions([0.0], 1, b"state")
+        extra = UpgradeSpec(0, 0, False, name).extra_dimensions([0.0], 1, np.zeros(3))
         assert extra.has_fingerprint(name)
         assert not extra.has_fingerprint(other)
