@@ -51,7 +51,7 @@ def search_store(
         queries: The queries [q, d].
         k: The number of targets that each query finds.
         label: The search, "raw" or "corrected".
-        compute: Compute, whose progress is called.
+        compute: Only its `progress` is used.
         place_of: The places of ids, which is updated: ids that were not found before get
             the next places.
     """

@@ -334,7 +334,7 @@ def remove(
     Args:
         store: Any store; without a correction nothing happens.
         dry_run: Only report what would be removed.
-        compute: Compute, whose progress is called.
+        compute: Only its `progress` is used.
 
     Raises:
         StoreError: The store cannot be written.
