@@ -196,7 +196,7 @@ class Dynamic(Rule):
         return activated
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return [n, 2]: the offset, and 1 if the target is in the activation set, else 0."""
+        """Return [n, 2]: the offset, and 1 if the target is activated, else 0."""
         vectors = as_vectors(targets, "targets")
         offsets = self.fitted.offsets(vectors)
         return np.column_stack([offsets, self.is_activated(vectors)])
@@ -211,12 +211,12 @@ class Dynamic(Rule):
 
 @dataclass(frozen=True)
 class DualDynamic(Rule):
-    """`dualis`, with each factor replaced by the raw similarity where it does not apply.
+    """`dualis`, with the raw similarity in place of a factor that does not apply.
 
-    NNN appendix A1 (`dualdis`). The score of eq. 3 is a product with one factor for each
-    bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is
-    in the bank's activation set, and s for every other query. `factors` has one rule of
-    one term for the query bank, and one for the target bank.
+    NNN appendix A1 (`dualdis`). The score of eq. 3 is a product with one factor for
+    each bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest
+    target is in the bank's activation set, and s for every other query. `factors` has
+    one rule of one term for the query bank, and one for the target bank.
 
     Scores are in the log domain. If a factor applies, they are lambda * log of the
     paper's up to a constant, with lambda as in `dualis`; if none applies, they are s. A
@@ -228,7 +228,7 @@ class DualDynamic(Rule):
     factors: Sequence[Dynamic]
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return [n, 4]: the two values of `Dynamic.keep` for each of the two factors."""
+        """Return [n, 4]: the two values of `Dynamic.keep` for each factor."""
         vectors = as_vectors(targets, "targets")
         return np.hstack([factor.keep(vectors) for factor in self.factors])
 
@@ -310,8 +310,8 @@ class QueryMethod(BaseModel, ABC):
 class DynamicInvertedSoftmax(QueryMethod):
     """`is` for queries whose raw nearest target is among the k nearest of a bank query.
 
-    QB-Norm eq. 2, with k = 1 as in the paper and tau as in `is`. If the bank covers only
-    a part of the gallery, searches for the rest do not change.
+    QB-Norm eq. 2, with k = 1 as in the paper and tau as in `is`. If the bank covers
+    only a part of the gallery, searches for the rest do not change.
     """
 
     name: ClassVar[str] = "dis"
@@ -355,7 +355,8 @@ class DualDynamicInvertedSoftmax(QueryMethod):
 class SingleQueryDualSoftmax(QueryMethod):
     """Dual softmax for a single query, see `DualSoftmax`.
 
-    temperature: The inverse of tau; 20 corresponds to the default tau of 0.05 elsewhere.
+    temperature: The inverse of tau; 20 corresponds to the default tau of 0.05
+        elsewhere.
     """
 
     name: ClassVar[str] = "dsl"

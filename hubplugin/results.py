@@ -218,7 +218,7 @@ class Result:
             console.print(shown, style=style)
 
         def say_whole(text: str, style: str = "") -> None:
-            """Print a text in one line, so that people can copy and programs read it."""
+            """Print a text in one line, which people can copy and programs can read."""
             console.print(Text(clean(text)), style=style, soft_wrap=True)
 
         headline = say if terminal else say_whole
@@ -260,7 +260,7 @@ class Result:
         return fields
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_json` to `path`. Raises InputError if the file cannot be written."""
+        """Write `as_json` to `path`. Raises InputError if that is not possible."""
         write_file(path, f"{json.dumps(self.as_json(), indent=1)}\n".encode())
 
     def to_html(
@@ -312,7 +312,7 @@ HIDDEN = re.compile(
 
 
 def clean(shown: object) -> str:
-    """Return a text in which spaces replace characters that could falsify the display."""
+    """Return a text with spaces for characters that could falsify the display."""
     return HIDDEN.sub(" ", str(shown))
 
 
@@ -343,8 +343,8 @@ def points(change: Figure) -> str:
 
 
 AXIS = 5
-"""The scale of interval bars: they reach from -1 / (2 AXIS) to 1 / (2 AXIS), which is 10
-points of R@1 on either side."""
+"""The scale of interval bars: they reach from -1 / (2 AXIS) to 1 / (2 AXIS), which is
+10 points of R@1 on either side."""
 
 
 Measures: TypeAlias = Mapping[str, Side | Sequence[float | None] | None]

@@ -173,7 +173,8 @@ class Gallery(ABC):
             model: The model that the run writes.
 
         Returns:
-            The store as another process opens it, and the ids whose offsets were written.
+            The store as another process opens it, and the ids whose offsets were
+            written.
         """
         writing = store.begin(model)
         written: list[Id] = []
@@ -196,7 +197,8 @@ class Gallery(ABC):
     ) -> Store:
         """Assert that `model` is active and complete, and that searches rank by it.
 
-        `previous` is the model that `rollback` would write. Returns the store, reopened.
+        `previous` is the model that `rollback` would write. Returns the store,
+        reopened.
         """
         store = self.reopen(store)
         correction = store.correction()
@@ -212,7 +214,7 @@ class Gallery(ABC):
         return store
 
     def _assert_counts(self, store: Store, count: int, lacking: int = 0) -> None:
-        """Assert that an inspection counts `count` targets, `lacking` of them uncorrected.
+        """Assert that an inspection counts `count` targets, `lacking` of them wrong.
 
         Missing and stale offsets are added up: a store whose neutral offset is an
         ordinary number cannot tell them apart.
@@ -231,8 +233,8 @@ class Gallery(ABC):
         """Assert that searches return the exact rankings, raw and by `model`.
 
         They may differ in ties, and as far as the store's `recall` allows. `fresh` are
-        the vectors of targets added after the gallery. Their offset is 0 until a refresh,
-        so pass `refreshed` after one.
+        the vectors of targets added after the gallery. Their offset is 0 until a
+        refresh, so pass `refreshed` after one.
         """
         vectors = self.vectors()
         if fresh is not None:

@@ -1,8 +1,8 @@
 """Cross-validation: does a correction help queries that its fit has not seen?
 
 The guard, the choice of a query map's strength, `refit` and `diagnose` all call
-`cross_validate`. With known answers, each query has a margin: the score of its own target
-minus that of the best other target. Without, only hubness can be measured.
+`cross_validate`. With known answers, each query has a margin: the score of its own
+target minus that of the best other target. Without, only hubness can be measured.
 
 A fold sees at most `FIT_ROWS` of the bank and twice as many targets. All folds together
 try at most `HELD_OUT` queries, drawn at random. So the cost does not grow with the
@@ -30,15 +30,15 @@ from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
 FOLDS = 5
-"""The number of folds. Each fit keeps 4/5 of the bank, so that the best correction for a
-fit is the best for the whole bank."""
+"""The number of folds. Each fit keeps 4/5 of the bank, so that the best correction for
+a fit is the best for the whole bank."""
 
 FEWER = 3
 """The number of folds for figures that decide nothing; fits take 4/5 of the time."""
 
 HELD_OUT = 2_500
-"""The most queries held out in all. For corrections that differ on 3 % of them, the error
-of the difference is 0.35 points of R@1."""
+"""The most queries held out in all. For corrections that differ on 3 % of them, the
+error of the difference is 0.35 points of R@1."""
 
 FIT_ROWS = 2_048
 """The most bank rows in one fit."""
@@ -96,8 +96,8 @@ def folds_of(
         seed: The seed of the random order.
         count: The number of folds.
         may_test: True for each query that may be held out if its answer is known [m].
-            Queries are then held out one by one, so other wordings of the same target may
-            stay in the fit.
+            Queries are then held out one by one, so other wordings of the same target
+            may stay in the fit.
 
     Raises:
         InputError: There are too few distinct queries or targets to hold some out.
@@ -121,8 +121,8 @@ def folds_of(
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
     """Draw folds that hold out one wording of a target while others stay in the fit.
 
-    At most `fit_rows` queries are drawn. From more, a fit would draw a sample, which might
-    lack the other wordings.
+    At most `fit_rows` queries are drawn. From more, a fit would draw a sample, which
+    might lack the other wordings.
     """
     answers = bank.require_answers()
     rng = np.random.default_rng(seed)
@@ -155,7 +155,7 @@ def _order_by_target(
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """Spread the wordings of each target over `count` folds; return each query's fold [m].
+    """Spread the wordings of each target over `count` folds: return the folds [m].
 
     A query with the `answer` -1, or with an answer that no other query has, gets -1.
     """
@@ -191,7 +191,7 @@ def fit_rows(bank: PreparedBank) -> int:
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Draw targets [n, d] from the gallery. Raises InputError if it has fewer than two."""
+    """Draw targets [n, d] from the gallery. Raises InputError for fewer than two."""
     gallery = bank.require_targets()
     if gallery.rows < 2:
         raise InputError(
@@ -249,10 +249,10 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
 def training_bank(
     bank: PreparedBank, rows: np.ndarray, targets: np.ndarray, seed: int
 ) -> PreparedBank:
-    """Return a bank of at most `fit_rows` of the given `rows`, against `targets` [n, d].
+    """Return a bank of at most `fit_rows` of the `rows`, against `targets` [n, d].
 
-    Its target bank holds the answers of these rows or, without pairs, at most `fit_rows`
-    random ones.
+    Its target bank holds the answers of these rows or, without pairs, at most
+    `fit_rows` random ones.
     """
     limit = fit_rows(bank)
     seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
@@ -280,8 +280,8 @@ Candidate: TypeAlias = Callable[
 ]
 """A function that returns one or more corrections to try.
 
-Its arguments are the training bank of a fold, whose gallery has the targets of the trial;
-the whole bank; and the rows of the whole bank that teach a map."""
+Its arguments are the training bank of a fold, whose gallery has the targets of the
+trial; the whole bank; and the rows of the whole bank that teach a map."""
 
 
 def uncorrected(
@@ -412,7 +412,7 @@ class _FoldTrial:
     def measure(
         self, corrections: Sequence[OffsetsAndMap]
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the hits of each correction, followed by the results of `_measure_gold`."""
+        """Yield the hits of each correction, then the results of `_measure_gold`."""
         mapped = self.raw
         last = None
         count = min(OCCURRENCE, max(self.sampled // 4, 1))
@@ -431,7 +431,7 @@ class _FoldTrial:
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the margin, right and rank of each query's answer, as defined in `Margins`.
+    """Return margin, right and rank of each query's answer, as defined in `Margins`.
 
     Args:
         scores: The scores [h, n], which are overwritten.
@@ -455,7 +455,8 @@ class Figures:
     largest: The share of the queries that find the worst hub.
     never: The share of the sampled targets that no query finds.
     right: R@1 raw and corrected; None without known answers.
-    rank: The geometric mean rank of the queries' own targets; None without known answers.
+    rank: The geometric mean rank of the queries' own targets; None without known
+        answers.
     occurrences: The number of sampled targets with the k-occurrence N, by N.
     """
 

@@ -49,7 +49,7 @@ Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 
 @runtime_checkable
 class HasFields(Protocol):
-    """A store whose targets have fields besides their vectors, see `hubplugin.store`."""
+    """A store whose targets have fields besides vectors, see `hubplugin.store`."""
 
     url: str
 
@@ -117,7 +117,8 @@ class Bank:
             `learn` of `hubplugin.apply`.
 
         Raises:
-            InputError: No target has a text in this field, or an argument cannot be used.
+            InputError: No target has a text in this field, or an argument cannot be
+                used.
             StoreError: The store has no such field.
         """
         if not isinstance(store, HasFields):

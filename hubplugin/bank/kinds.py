@@ -55,8 +55,8 @@ Documents of the gallery have 0.40 to 0.47, whether unchanged or moved a little.
 ONE_SIDED = 0.8
 """The value of `one_sided` below which a bank cannot be told from documents.
 
-Documents of any subject have 0.14 to 0.79, queries have 0.84 to 1, and synonyms that ask
-for names have 0.44 to 0.84."""
+Documents of any subject have 0.14 to 0.79, queries have 0.84 to 1, and synonyms that
+ask for names have 0.44 to 0.84."""
 
 BETWEEN = 0.75
 """The share of the variance between queries above which they are of two kinds.
@@ -71,8 +71,8 @@ Vectors of another model have -0.04 to 0.04, and queries have 0.39 or more."""
 
 AS_NEAR = 0.85
 NEARER = 1.15
-"""Limits of `typical_similarity`: documents about other subjects are below `AS_NEAR`, and
-queries that find their targets are above `NEARER`.
+"""Limits of `typical_similarity`: documents about other subjects are below `AS_NEAR`,
+and queries that find their targets are above `NEARER`.
 
 Documents about the gallery's subjects have 0.93 to 1.1, and documents about others have
 0.6 to 0.95. Logs of synonyms have 0.91 or more, and 1.2 if they find their targets."""
@@ -82,34 +82,34 @@ ORDER = 0.1
 at which `typical_similarity` can tell anything."""
 
 COPY = 0.99
-"""The cosine about the mean above which vectors are copies; rounded copies have 0.999."""
+"""The cosine about the mean above which vectors are copies; rounding leaves 0.999."""
 
 FINDING = 400
 """The number of queries in each part for which `_join_count` is computed.
 
-With more queries, more neighbours of found targets are also found: the value of a bank on
-the gallery's own subjects rose from 0.10 for 300 queries to 0.25 for 2,000."""
+With more queries, more neighbours of found targets are also found: the value of a bank
+on the gallery's own subjects rose from 0.10 for 300 queries to 0.25 for 2,000."""
 
 CLUSTERED = 0.14
 AGREEMENT = 0.64
 """Limits of banks from elsewhere.
 
 The targets that such a bank finds lie together, *and* it disagrees with the gallery on
-the hubs. Banks on the gallery's own subjects stay below the first limit (0.134) or above
-the second (0.77). Of 60 foreign banks of 400 queries or more, 52 have a clustering of at
-least 0.146, and all have an agreement of at most 0.61."""
+the hubs. Banks on the gallery's own subjects stay below the first limit (0.134) or
+above the second (0.77). Of 60 foreign banks of 400 queries or more, 52 have a
+clustering of at least 0.146, and all have an agreement of at most 0.61."""
 
 OVERLAP = 0.98
 """The own share above which bank and gallery have no neighbours in common.
 
-This is so across modalities. The targets that the gallery's vectors find then say nothing
-about the queries' hubs, so a disagreement is a doubt and not an objection."""
+This is so across modalities. The targets that the gallery's vectors find then say
+nothing about the queries' hubs, so a disagreement is a doubt and not an objection."""
 
 LOG = 1.1
 """The spacing ratio above which answers stand out.
 
-Clean banks have at most 1.07, and most logs have 1.3 to 3.5. A lower ratio tells nothing:
-a log whose queries find few of their answers also has 1.0."""
+Clean banks have at most 1.07, and most logs have 1.3 to 3.5. A lower ratio tells
+nothing: a log whose queries find few of their answers also has 1.0."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class BankProfile:
         nearness of the gallery itself.
     known: True if answers are known, so that documents may be asked by documents.
     answered: True if the answers are in the gallery according to clicks or pairs, False
-        if the target bank holds them, None if nothing is known. If True, a bank may look
-        as if it came from elsewhere: a trial on held-out queries then shows whether it
-        does harm.
+        if the target bank holds them, None if nothing is known. If True, a bank may
+        look as if it came from elsewhere: a trial on held-out queries then shows
+        whether it does harm.
     told: False for a bank whose kind cannot be told because it is too small.
     """
 
@@ -179,7 +179,7 @@ class BankProfile:
 
     @property
     def finds_a_corner(self) -> bool:
-        """True if the targets that the bank finds lie together, and the gallery finds others."""
+        """True if the bank finds targets that lie together, and the gallery others."""
         return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
@@ -325,7 +325,7 @@ def profile(
 def _as_queries(
     queries: np.ndarray, targets: np.ndarray, metric: Metric
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the queries [m, d], and the gallery's vectors [n, d] moved to serve as queries.
+    """Return the queries [m, d], and the gallery's vectors [n, d] as queries.
 
     The gallery is translated to the mean of the queries, which removes most of the
     modality gap (Liang et al. 2022). All vectors are scaled to one length if the length
@@ -367,8 +367,8 @@ def own_share(
 ) -> float:
     """Return the share of nearest neighbours that come from a vector's own set.
 
-    The samples of both sets have equal size, so the share is 0.5 if the two are one set,
-    and 1 if they lie apart (Schilling 1986).
+    The samples of both sets have equal size, so the share is 0.5 if the two are one
+    set, and 1 if they lie apart (Schilling 1986).
 
     Args:
         first, second: The sets [m, d] and [n, d].
@@ -399,9 +399,9 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     """Return the share of queries that lie beyond their nearest targets.
 
     "Beyond" is measured in the direction from the targets to their nearest queries. A
-    trait that all queries and no targets have, such as a form or a language, puts queries
-    beyond targets whichever side is searched from. A different subject does not, because
-    the direction is reversed when seen from the nearest documents.
+    trait that all queries and no targets have, such as a form or a language, puts
+    queries beyond targets whichever side is searched from. A different subject does
+    not, because the direction is reversed when seen from the nearest documents.
 
     Args:
         queries, targets: The queries [m, d] and the targets [n, d].
@@ -430,7 +430,8 @@ def typical_similarity(
     0 is as near as random directions come, and 1 is as near as targets come to each
     other. Queries and targets are each centred on their mean, and copies are left out.
     Return 1 if nothing can be told: either targets are hardly nearer to each other than
-    random directions are, or random directions come near because there are few dimensions.
+    random directions are, or random directions come near because there are few
+    dimensions.
 
     Args:
         queries, targets: The queries [m, d] and the targets [n, d].

@@ -57,16 +57,17 @@ def spacing_ratio(largest: np.ndarray) -> float:
     """Return how far the nearest target stands out, as a ratio of gaps.
 
     The ratio is about 1 or less if the answers are elsewhere, and above 1 in a log. Let
-    s_1 >= s_2 >= ... be the similarities of one query. The gaps j (s_j - s_j+1) have the
-    same mean for all j if the upper tail of the similarities is exponential (Renyi's
-    representation of order statistics). If the tail is shorter, the mean is smaller for
-    small j. The ratio divides the mean first gap by the mean of the other gaps, both
-    over all queries, so it depends on neither scale nor metric. An answer makes the
-    first gap larger. The ratio is 1 for fewer than 3 targets, or if all other gaps are 0.
+    s_1 >= s_2 >= ... be the similarities of one query. The gaps j (s_j - s_j+1) have
+    the same mean for all j if the upper tail of the similarities is exponential
+    (Renyi's representation of order statistics). If the tail is shorter, the mean is
+    smaller for small j. The ratio divides the mean first gap by the mean of the other
+    gaps, both over all queries, so it depends on neither scale nor metric. An answer
+    makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if all other
+    gaps are 0.
 
-    Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers are
-    elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and across
-    languages.
+    Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers
+    are elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and
+    across languages.
 
     Args:
         largest: The `SPACINGS` + 1 largest similarities of each query, in descending
@@ -114,7 +115,8 @@ class PreparedBank:
     Every function that tries or fits a correction takes a prepared bank. A fold or a
     sample is a prepared bank with fewer rows.
 
-    query_bank: The queries [m, d]; under cosine, they and `target_bank` have unit length.
+    query_bank: The queries [m, d]; under cosine, they and `target_bank` have unit
+        length.
     target_bank: The vectors of answers [p, d].
     pairs: The row of the target bank that answers each query, int [m].
     clicks: The row of the gallery, or the id in the store, that answers each query [m];
@@ -158,8 +160,8 @@ class PreparedBank:
         dim = self.query_bank.shape[1]
         if vectors.dim != dim:
             raise InputError(
-                f"{vectors.name} has {vectors.dim} dimensions, the query bank has {dim}; "
-                "embed both with the same model"
+                f"{vectors.name} has {vectors.dim} dimensions, the query bank has "
+                f"{dim}; embed both with the same model"
             )
         gallery = vectors if has_no_zeros else Directed.of(vectors, self.metric)
         if clicks is None:
@@ -190,7 +192,7 @@ class PreparedBank:
 
     @property
     def known_answers(self) -> np.ndarray | None:
-        """The row of the target bank or gallery that answers each query, -1 if unknown."""
+        """The row in target bank or gallery that answers each query, -1 if unknown."""
         return self.clicks if self.pairs is None else self.pairs
 
     def require_answers(self) -> np.ndarray:
@@ -252,7 +254,7 @@ class PreparedBank:
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`, one object, since it keys cached similarities."""
+        """The target bank as `Vectors`; one object, which keys cached similarities."""
         return as_vectors(self.require_target_bank(), "target bank")
 
     @property

@@ -26,7 +26,7 @@ TEXT = ("query", "text", "question")
 """Possible names of the column of texts; the first one in the file is read."""
 
 TARGET = ("target", "id", "target_id", "document", "doc_id")
-"""Possible names of the column of clicked targets; the first one in the file is read."""
+"""Possible names of the column of clicked targets, likewise."""
 
 BLOCK = 16 << 20
 """The number of bytes that are read at a time; each row must fit."""
@@ -64,7 +64,8 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
     `name`.
 
     Raises:
-        InputError: The file is missing, damaged or of another kind, or lacks the column.
+        InputError: The file is missing, damaged or of another kind, or lacks the
+            column.
     """
     path = Path(path)
     require_file(path, name, f"a file, {', '.join(READABLE)}")
@@ -146,8 +147,8 @@ def read_clicks(
 ) -> np.ndarray:
     """Read the id of the target that was clicked for each bank query.
 
-    If a query has several clicks, the most frequent target counts, since a click may be a
-    slip. Among equally frequent targets, the first one in the file counts. Clicks of
+    If a query has several clicks, the most frequent target counts, since a click may be
+    a slip. Among equally frequent targets, the first one in the file counts. Clicks of
     queries that are not in the bank are left out, and a warning names these queries.
 
     Args:
@@ -206,7 +207,7 @@ def read_clicks(
 
 
 def as_ids(ids: Iterable[int | str]) -> np.ndarray:
-    """Return ids as an array [m]: integers if all are numbers or digits, else objects."""
+    """Return ids as an array [m]: int64 if all are numbers or digits, else objects."""
     plain = [plain_id(id) for id in ids]
     are_numbers = all(isinstance(id, int) and id < 2**63 for id in plain)
     return np.array(plain, np.int64 if are_numbers else object)

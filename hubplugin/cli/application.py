@@ -1,8 +1,8 @@
 """The frame of the command line: shared options, output and exit statuses.
 
-A command returns a result, which the frame prints as text or JSON. The exit status is 0 if
-all is well, 1 after an error, 2 after wrong usage, 3 if the guard refused a correction, 4
-if the result needs attention, and 130 after Ctrl-C.
+A command returns a result, which the frame prints as text or JSON. The exit status is 0
+if all is well, 1 after an error, 2 after wrong usage, 3 if the guard refused a
+correction, 4 if the result needs attention, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ It increases if a name is removed or changes its meaning, but not if one is adde
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """Return the typed form of `parameter`: an option of `command` or a part of the URL."""
+    """Return `parameter` in typed form: an option of `command` or part of a URL."""
     options = {option.name: option for option in command.params}
     name = parameter.name
     value = parameter.value
@@ -236,8 +236,8 @@ CARRIED = ("bank", "answers", "embed", "pairs_from")
 def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     """Return the command line of a suggested step.
 
-    `arguments` are the arguments of the command that suggests the step. The step has the
-    same store and, if it takes a bank, the same bank files.
+    `arguments` are the arguments of the command that suggests the step. The step has
+    the same store and, if it takes a bank, the same bank files.
     """
     group: Any = typer.main.get_command(app)
     store = arguments.get("store") or arguments["targets"]
@@ -265,7 +265,7 @@ def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) ->
 
 
 def require_writable(path: Path | None) -> None:
-    """Raise InputError if a file cannot be written, so that a job fails before its work."""
+    """Raise InputError if a file cannot be written, before a job does its work."""
     if path is None:
         return
     folder = Path(os.path.realpath(path)).parent

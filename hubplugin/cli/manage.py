@@ -28,8 +28,8 @@ class Explained(Result):
     """The request by which other clients get the corrected ranking.
 
     text: The request, ready to paste.
-    request: The same request as JSON, in the form of the store: method, path and body for
-        a server.
+    request: The same request as JSON, in the form of the store: method, path and body
+        for a server.
     """
 
     text: str
@@ -81,8 +81,8 @@ class RecordedBank(Result):
     first, last: The times of the first and the last query.
     clicks: The number of clicks on targets of the store.
     pairs: The number of different pairs of query and target in these clicks.
-    unknown: The number of clicks on targets that are not in the store; 0 if only a folder
-        is read.
+    unknown: The number of clicks on targets that are not in the store; 0 if only a
+        folder is read.
     how_to_record: Instructions for recording queries.
     forgotten: The number of queries that this command deleted.
     """

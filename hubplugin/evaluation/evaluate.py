@@ -1,4 +1,4 @@
-"""`evaluate`: raw search and corrections side by side, on queries with known answers."""
+"""`evaluate`: raw search and corrections compared on queries with known answers."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def evaluate(
         k: The number of targets that each query finds, also for the k-occurrence and
             nDCG@k; 10 as in the papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
-        names: The names of targets in reports and in a qrels file: a sequence, or a file
-            of texts, one per line or in JSON. For a store, a function of ids, such as
-            one from `hubplugin.jobs.naming`.
+        names: The names of targets in reports and in a qrels file: a sequence, or a
+            file of texts, one per line or in JSON. For a store, a function of ids, such
+            as one from `hubplugin.jobs.naming`.
         query_names: The names of queries in reports and in a qrels file.
         metric: For arrays only, as in `hubplugin.fit`.
         seed: The seed of the bootstrap and of samples.
@@ -218,7 +218,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
 
 
 def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Example]:
-    """Draw up to `EXAMPLES` judged queries that `corrected` won, and as many that it lost."""
+    """Draw up to `EXAMPLES` queries that `corrected` won, and as many that it lost."""
     raw = ranked.rankings[0]
     rng = np.random.default_rng(seed)
     for outcome, winner, loser in (("won", corrected, raw), ("lost", raw, corrected)):

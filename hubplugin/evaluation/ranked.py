@@ -93,8 +93,8 @@ class Ranking:
 
     nearest: The first k targets of each query [q, k], as places in `Ranked.ids`; padded
         with -1 if the query finds fewer.
-    best: The rank of the first true target of each judged query [j]; infinite if a store
-        does not find it among the first k.
+    best: The rank of the first true target of each judged query [j]; infinite if a
+        store does not find it among the first k.
     ranks: The ranks of all true targets; None for a store, which ranks only k.
     """
 
@@ -148,7 +148,8 @@ def rank_store(
         naming: The function that names targets.
 
     Raises:
-        InputError: An argument does not match the store, or no query finds a true target.
+        InputError: An argument does not match the store, or no query finds a true
+            target.
     """
     if task.queries.dim != store.dim:
         raise InputError(
@@ -346,7 +347,7 @@ class Arrays:
         return Candidate(method, name, configuration.model_dump(), scores=scores)
 
     def by_model(self, label: str, model: OffsetModel) -> Candidate:
-        """Return the candidate of a fitted model. Raises InputError if metrics differ."""
+        """Return the candidate of a model. Raises InputError if the metrics differ."""
         if model.metric is not self.metric:
             raise InputError(
                 f"model {label!r} is for {model.metric.value}, the evaluation for "
@@ -364,7 +365,8 @@ class Arrays:
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
         """Rank by each candidate.
 
-        Candidates with offsets share one search; a model with a query map needs another.
+        Candidates with offsets share one search; a model with a query map needs
+        another.
         """
         shared = []
         counted: dict[str, Counts] = {}
@@ -404,7 +406,8 @@ class Arrays:
     def _rank_by(self, candidate: Candidate, scores: Scoring) -> Counts:
         """Rank by scores, for as many queries at a time as memory allows.
 
-        A plan ranks all queries at once, since each of its scores depends on all of them.
+        A plan ranks all queries at once, since each of its scores depends on all of
+        them.
         """
         truth = self.truth
         compute = self.task.compute

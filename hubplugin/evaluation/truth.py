@@ -30,7 +30,7 @@ TREC (lines of 'query 0 target relevance') or of BEIR (a header, then query, tar
 relevance separated by tabs). None means that row i of the array answers query i."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
-"""A name for each vector, in order: a sequence, or a file in the form for `read_names`."""
+"""A name for each vector, in order: a sequence, or a file for `read_names`."""
 
 
 def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
@@ -143,7 +143,7 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _read_lists(source: Any, queries: int) -> list[list[Any]]:
-    """Return the list of true targets for each query; a single id becomes a list of one.
+    """Return a list of true targets for each query; a single id becomes a list.
 
     Raises InputError if `source` does not have one entry for each of the `queries`.
     """

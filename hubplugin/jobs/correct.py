@@ -1,7 +1,7 @@
 """Correct a store: read it, fit, try, write, activate.
 
-`refit` works like `apply`, but compares the new correction with the active one before it
-writes. The model computes the offsets, and the store keeps them.
+`refit` works like `apply`, but compares the new correction with the active one before
+it writes. The model computes the offsets, and the store keeps them.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ def apply(
 ) -> Applied:
     """Fit offsets on everything in a store, write them, and activate them in one step.
 
-    The guard first tries the correction on held-out bank queries. If a run was cut off while
-    writing, the same call with the same bank, method and parameters continues where it
-    stopped, with the model that was already fitted. `rollback` returns to the model that
-    was active before. If an error is raised, searches are unchanged.
+    The guard first tries the correction on held-out bank queries. If a run was cut off
+    while writing, the same call with the same bank, method and parameters continues
+    where it stopped, with the model that was already fitted. `rollback` returns to the
+    model that was active before. If an error is raised, searches are unchanged.
 
     Args:
         store: Any store, such as one from `hubplugin.open_store`.
         bank: As in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the
-            queries recorded from the store and, with `learn`, their clicks. A fitted model
-            is written unchanged and untried.
+            queries recorded from the store and, with `learn`, their clicks. A fitted
+            model is written unchanged and untried.
         method, **parameters: As in `hubplugin.fit`.
         learn: As in `hubplugin.fit`; `Bank.from_field` reads pairs from the store. The
             store's search maps the queries.
@@ -95,7 +95,8 @@ def apply(
 
     Raises:
         CorrectionRefused: The correction would do harm.
-        InputError: The bank or a parameter cannot be used, or the store cannot hold the map.
+        InputError: The bank or a parameter cannot be used, or the store cannot hold the
+            map.
         StoreError: The store cannot be read or written.
     """
     store = for_job(store)
@@ -157,16 +158,16 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Applied:
-    """Fit the active correction again on a newer bank, and activate it unless it is worse.
+    """Fit the active correction again on a newer bank; activate it unless it is worse.
 
-    The guard tries the new correction as it does in `apply`. The old and new corrections
-    are then compared on held-out queries of the new bank. With known answers, the new
-    correction is worse if R@1 falls by more than two standard errors; without, if hubness
-    rises by more than `WORSE`. If the new bank is smaller than the old one, a fall of one
-    point must also be ruled out. The old model may have been fitted on some of these
-    queries, which favours it. A query map would favour it too much, so with a map the
-    two are compared on queries that the old bank lacks. `rollback` writes the old model.
-    If an error is raised, searches are unchanged.
+    The guard tries the new correction as it does in `apply`. The old and new
+    corrections are then compared on held-out queries of the new bank. With known
+    answers, the new correction is worse if R@1 falls by more than two standard errors;
+    without, if hubness rises by more than `WORSE`. If the new bank is smaller than the
+    old one, a fall of one point must also be ruled out. The old model may have been
+    fitted on some of these queries, which favours it. A query map would favour it too
+    much, so with a map the two are compared on queries that the old bank lacks.
+    `rollback` writes the old model. If an error is raised, searches are unchanged.
 
     Args:
         store: A store with an active correction.
@@ -178,8 +179,8 @@ def refit(
         force: Activate the new correction even if it is worse.
 
     Raises:
-        CorrectionRefused: The guard objects, or the new correction is worse; the message
-            then has both figures.
+        CorrectionRefused: The guard objects, or the new correction is worse; the
+            message then has both figures.
         InputError: The bank or a parameter cannot be used.
         StoreError: The store has no active correction, or cannot be read or written.
     """
@@ -233,9 +234,9 @@ def refit(
 UNEVEN = 1.4
 """The ratio to the largest count by chance up to which the worst hub counts as chance.
 
-Even random vectors are not spread evenly. Among 4,096 of them in 2 to 384 dimensions, the
-worst hub of 300 to 2,500 queries reached up to 1.27 times that count; in real galleries
-with hubness it mostly reached 1.6 times or more."""
+Even random vectors are not spread evenly. Among 4,096 of them in 2 to 384 dimensions,
+the worst hub of 300 to 2,500 queries reached up to 1.27 times that count; in real
+galleries with hubness it mostly reached 1.6 times or more."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class Fit:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no hubness beyond chance, no gain of R@1, and no query map."""
+        """True if there is no hubness beyond chance, no gain and no query map."""
         trial = self.trial
         if trial is None or self.model.query_map is not None:
             return False
@@ -299,7 +300,7 @@ class Job:
         return teachers
 
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
-        """Check the banks, read the gallery, and return it with the banks against it."""
+        """Check the banks and read the gallery; return it and the banks against it."""
         if self.learn is True:
             teachers.bank.require_answers()
         progress = teachers.bank.compute.progress
@@ -403,8 +404,8 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     """Return `bank`, or the recorded queries of `store` if it has no queries.
 
     Recorded clicks are included only if `learn` is True: people click on results they
-    were shown, so clicks favour the correction that was active then. Raises InputError if
-    no queries are recorded either.
+    were shown, so clicks favour the correction that was active then. Raises InputError
+    if no queries are recorded either.
     """
     bank = Bank.of(bank)
     if bank.queries is not None:
@@ -422,11 +423,11 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
 
 
 def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
-    """Return the half-written model in the store if `job` with `bank` would fit the same.
+    """Return the half-written model of the store if `job` would fit the same one.
 
     Return None for a job that learns: a model does not record which answers taught its
-    map, so it must be fitted again. If that gives the same model, writing still continues
-    where it stopped.
+    map, so it must be fitted again. If that gives the same model, writing still
+    continues where it stopped.
     """
     if job.dry_run or job.learn:
         return None
@@ -441,7 +442,8 @@ def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
 def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """Return the configuration of `model` with `changes`.
 
-    Parameters that the method chooses by default are left out, so that it chooses again.
+    Parameters that the method chooses by default are left out, so that it chooses
+    again.
     """
     parameters = dict(model.parameters)
     for name, field in METHODS[model.method].model_fields.items():

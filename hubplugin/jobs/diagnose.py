@@ -65,7 +65,7 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 QUERIES, TARGETS = 500, 2_000
-"""The most queries and targets in a sample; shares are then known to within 2 points."""
+"""The most queries and targets in a sample; shares are then within 2 points."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Diagnosis(Result):
     findings: One finding for each cause that was looked for.
     trial: The changes under the default method, including R@1 if answers are known.
     occurrences: The number of targets with the k-occurrence N, by N.
-    lesson: The gain of a query map learned from the bank's answers; None if that was not
-        asked for.
+    lesson: The gain of a query map learned from the bank's answers; None if that was
+        not asked for.
     shown: The field that has the names of targets.
     """
 
@@ -228,9 +228,9 @@ def diagnose(
             distinct pairs are needed. Or pass the pairs, as in `hubplugin.apply`.
         compute: Device, memory and progress.
         seed: The seed of the samples.
-        show: The names of hubs: a field of the targets in a store, a file of texts by id
-            (.txt, where line i belongs to the id i, or .json), or a function from ids
-            (rows, if `targets` is not a store) to texts. By default a field that is
+        show: The names of hubs: a field of the targets in a store, a file of texts by
+            id (.txt, where line i belongs to the id i, or .json), or a function from
+            ids (rows, if `targets` is not a store) to texts. By default a field that is
             plainly a title or text.
 
     Raises:

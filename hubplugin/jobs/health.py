@@ -1,4 +1,4 @@
-"""`inspect`: check that a store's correction is complete and still works as at the fit."""
+"""`inspect`: check that a correction is complete and still works as at the fit."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _count_hubs(
 def with_hubness(
     model: OffsetModel, bank: PreparedBank, right: Side | None = None
 ) -> OffsetModel:
-    """Return `model` with `hubness_at_fit`, or unchanged if there is too little to count.
+    """Return `model` with `hubness_at_fit`; unchanged if there is too little to count.
 
     Args:
         model: The fitted model.

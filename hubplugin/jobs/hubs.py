@@ -52,8 +52,8 @@ def search_store(
         k: The number of targets that each query finds.
         label: The search, "raw" or "corrected".
         compute: Only its `progress` is used.
-        place_of: The places of ids, which is updated: ids that were not found before get
-            the next places.
+        place_of: The places of ids, which is updated: ids that were not found before
+            get the next places.
     """
     nearest = np.full((len(queries), k), -1, np.int64)
     for start in range(0, len(queries), BATCH):
@@ -107,8 +107,8 @@ def find_hubs(
     """Return the hubs of each search, and the names of some targets never found raw.
 
     Args:
-        found: The rows of the targets that queries find in each search, "raw" and others:
-            best first, -1 for none [q, k].
+        found: The rows of the targets that queries find in each search, "raw" and
+            others: best first, -1 for none [q, k].
         size: The number of targets.
         describe: A function from rows of targets to their ids and names.
         queries: The names of the queries. Without them, or without a corrected search,
@@ -154,7 +154,8 @@ def _order_misled(
     """Return the queries for which the wrong target comes first in the raw search.
 
     Queries that the correction answers correctly come before queries that it only
-    changes. If the right answer is unknown, only queries that it changes count as misled.
+    changes. If the right answer is unknown, only queries that it changes count as
+    misled.
 
     Args:
         first, after: The first target of each query, raw and corrected [q].

@@ -1,4 +1,4 @@
-"""Names of targets and queries, from a field in the store, a file, or a bank's texts."""
+"""Names of targets and queries, from a store's field, a file, or a bank's texts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
     Args:
         source: The store or vectors.
-        show: A field of a store, a file for `read_names`, or a function. None looks for a
-            field that is plainly a title or a text.
+        show: A field of a store, a file for `read_names`, or a function. None looks for
+            a field that is plainly a title or a text.
     """
     if callable(show):
         return show
@@ -76,7 +76,7 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
-    """Return each target's name followed by the id, or only the id if it has no name."""
+    """Return each target's name and id, or only the id if there is no name."""
     if names is None or not ids:
         return [str(key) for key in ids]
     displayed = []
@@ -103,8 +103,8 @@ def shorten(text: object) -> str:
 def read_names(source: str | os.PathLike[str], label: str = "names") -> dict[str, Any]:
     """Return the texts in a file by id.
 
-    Line i belongs to the id i. A .json file holds an object or a list. Raises InputError
-    if the file cannot be read; the message calls the texts `label`.
+    Line i belongs to the id i. A .json file holds an object or a list. Raises
+    InputError if the file cannot be read; the message calls the texts `label`.
     """
     path = Path(source)
     require_file(path, label)

@@ -80,7 +80,7 @@ class InvalidVectors:
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
-    """Return a warning if the clicks of the queries `asked` before look wrong, else ""."""
+    """Return a warning if clicks of queries `asked` before look wrong, else ""."""
     if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
@@ -103,7 +103,7 @@ ASKED_BEFORE = "asked before (R@1)"
 
 
 def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section `title`, which shows the measurements of the guard's `trial`."""
+    """Return the section `title` with the measurements of the guard's `trial`."""
     recall = {RECALL: trial.right, ASKED_BEFORE: trial.asked}
     measures = {**recall, **measure_hubness(trial.raw, trial)}
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
@@ -127,8 +127,8 @@ class Applied(Result):
 
     model: The model.
     scanned: The number of targets that were compared with the model.
-    missing, stale: The number of targets that had no offset before, and of those whose
-        offset differed from the model's.
+    missing, stale: The numbers of targets without an offset before, and of targets
+        whose offset differed from the model's.
     written: False after a dry run, which only counts, or if there was nothing to mend.
     notes: The changes to the store, or the planned changes after a dry run. For a small
         bank that was not tried, also what to expect of it.
@@ -236,13 +236,13 @@ Queries of one kind have 0.44 to 0.53, and other wordings have 0.60 or more
 TOLERATED_SKEWNESS = 1.2
 """The tolerated ratio of corrected to raw skewness, each less the skewness by chance.
 
-Banks of queries to this gallery reach up to 1.12 if raw hubness is small; banks that cost
-more than 8 points of R@1 reach 2.8 to 5.4 (benchmarks/keeping.py)."""
+Banks of queries to this gallery reach up to 1.12 if raw hubness is small; banks that
+cost more than 8 points of R@1 reach 2.8 to 5.4 (benchmarks/keeping.py)."""
 
 TOLERATED_RISE = 4.0
-"""The tolerated ratio of a target's share of the queries to that of the worst hub at the fit.
+"""The tolerated ratio of a target's share of the queries to the worst hub's at the fit.
 
-If that share is large, a target may come halfway from it to 100 %."""
+If the share at the fit is large, the limit is halfway from it to 100 % instead."""
 
 
 @dataclass(frozen=True)
@@ -327,8 +327,8 @@ class Inspection(Result):
     missing_ids, stale_ids: Some ids of such targets.
     invalid_vectors: The targets whose vector the model cannot judge.
     hubness: The hubness of present searches; None if no queries were searched for.
-    drift: The own share of live queries and bank: 0.5 if they are of one kind, 1 if they
-        have nothing in common. None without enough live queries.
+    drift: The own share of live queries and bank: 0.5 if they are of one kind, 1 if
+        they have nothing in common. None without enough live queries.
     notes: Facts about the correction, from the store.
     warnings: Warnings from the store.
     attention: The warnings and all other problems, each with what to do about it. The

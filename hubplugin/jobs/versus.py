@@ -11,8 +11,8 @@ from hubplugin.validation import Figures, Margins, change_of
 
 WORSE = 0.1
 """Without known answers, a new correction is worse if skewness rises by more than this
-share of the raw skewness. On eight galleries a bank of twice the size raised it by at most
-0.08, and every bank that raised it by more than 0.1 lost R@1, up to 2.4 points
+share of the raw skewness. On eight galleries a bank of twice the size raised it by at
+most 0.08, and every bank that raised it by more than 0.1 lost R@1, up to 2.4 points
 (benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
@@ -21,7 +21,7 @@ TOLERATED = 0.01
 
 @dataclass(frozen=True)
 class OldVersusNew:
-    """The raw search, the old and the new correction on held-out queries of the new bank.
+    """Raw search, old and new correction on held-out queries of the new bank.
 
     change: R@1 of the old and the new correction; None without known answers.
     share: The size of the new bank, as a share of the old bank's size.
@@ -37,7 +37,7 @@ class OldVersusNew:
     def of(
         cls, margins: Margins, old: OffsetModel, new: Method, queries: int
     ) -> OldVersusNew:
-        """Return the figures of three candidates: no correction, the old and the new one.
+        """Compare no correction, the old correction and the new one.
 
         Args:
             margins: The margins of the three candidates, in this order.
@@ -55,7 +55,7 @@ class OldVersusNew:
 
     @property
     def objection(self) -> str | None:
-        """The reason against the new correction, with both figures; None if there is none."""
+        """The reason against the new correction, with both figures, if there is one."""
         if self.change is None:
             rise = self.new.skewness - self.old.skewness
             worse = rise > WORSE * max(self.raw.skewness, 0.0)
@@ -73,7 +73,7 @@ class OldVersusNew:
 
     @property
     def figures(self) -> str:
-        """The change of R@1 from old to new; the change of hubness without known answers."""
+        """The change of R@1 from old to new; without known answers, of hubness."""
         if self.change is not None:
             before = 100 * self.change.before
             change = f"from {before:.1f} to {100 * self.change.after:.1f}"

@@ -1,6 +1,7 @@
 """Write a model's offsets to a store, in one process or by shards.
 
-The steps are read, compare, write and activate. Each store decides how it keeps offsets.
+The steps are read, compare, write and activate. Each store decides how it keeps
+offsets.
 """
 
 from __future__ import annotations
@@ -204,8 +205,8 @@ def write_wrong(
 class SpooledGallery:
     """The vectors of a store in a temporary file, which a fit may read many times.
 
-    If other programs share the store, the ids and places of the batches are also kept, so
-    that offsets can be written without another scan.
+    If other programs share the store, the ids and places of the batches are also kept,
+    so that offsets can be written without another scan.
 
     vectors: The vectors [n, d].
     rows: The rows of the ids in `clicked`.
@@ -295,9 +296,9 @@ class _WriteShard:
 logger = logging.getLogger(__name__)
 
 CLOSING_PASSES = 3
-"""The most passes over a shared store before the activation. Each pass finds the targets
-that came during the one before, so more than one pass is needed only if other programs
-write as fast as it reads."""
+"""The most passes over a shared store before the activation. Each pass finds the
+targets that came during the one before, so more than one pass is needed only if other
+programs write as fast as it reads."""
 
 
 def refresh(
