@@ -91,7 +91,9 @@ def fit(
                 # On a GPU, a fit is quicker than a scan for zero vectors, so scan only
                 # if one turns up.
                 try:
-                    return configuration.fit(prepared.against(gallery, trusted=True))
+                    return configuration.fit(
+                        prepared.against(gallery, has_no_zeros=True)
+                    )
                 except ZeroVector:
                     pass
             prepared = prepared.against(gallery)

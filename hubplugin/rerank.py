@@ -1,15 +1,15 @@
 """Corrections that depend on the query, which no stored offset can express.
 
-They re-rank a list of candidates. A rule is fitted once. What it must know of a target
-when a query comes is what `keep` gives for it. That is one number or a bit, so that any
-store can hold it beside the vector:
+They re-rank a list of candidates. A rule is fitted once. Its method `keep` returns all
+that it needs to know about a target when a query comes: a number or a bit, which any
+store can hold beside the vector:
 
     dis        the offset that the target has already, and one bit
-    dualdis    for each of two banks, its part of the offset, and one bit
+    dualdis    for each of two banks, a part of the offset and one bit
     dsl        one number
     gc         nothing: it reads the candidates' own vectors
 
-New targets get theirs from `keep` without a refit, as they get their offsets.
+`keep` also serves new targets without a refit, as their offsets need none.
 """
 
 from __future__ import annotations
@@ -33,50 +33,51 @@ from hubplugin.model import LogSumExp, OffsetModel, Setting
 from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
-"""The similarity that `DualDynamic` takes for one that is not positive: the float32
-rounding of 1."""
+"""The value with which `DualDynamic` replaces a similarity that is not positive: the
+float32 rounding of 1."""
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
     """A fitted correction that depends on the query.
 
-    fitted: What was made of the bank.
+    fitted: The model or the similarities made from the bank.
     """
 
     fitted: OffsetModel | Similarities
 
     @property
     def dim(self) -> int:
-        """Dimensions of the bank, and of every query."""
+        """The number of dimensions of the bank and of every query."""
         return self.fitted.dim
 
     @property
     def metric(self) -> Metric:
-        """The similarity of which `rescore` takes the values."""
+        """The similarity whose values `rescore` takes."""
         return self.fitted.metric
 
     @abstractmethod
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return what a query must know of each target [n, d]: float32, n rows."""
+        """Return the values to store for each target [n, d]: float32, n rows."""
 
     @abstractmethod
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """Return corrected scores [q, L] of q queries on the same L targets.
 
         Args:
-            similarities: s(q, t) of these [q, L]. Each query's raw nearest target must
-                be among the L.
-            kept: `keep` of the targets.
+            similarities: The similarities s(q, t) [q, L]. Each query's raw nearest
+                target must be one of the L targets.
+            kept: The values that `keep` returned for the L targets.
         """
 
 
 @dataclass(frozen=True)
 class Reranker:
-    """A rule, and where to look up what it kept of each target.
+    """A rule, and a function that looks up the values it keeps for each target.
 
-    kept: `kept(ids)` is `rule.keep` of those targets, in that order. An adapter reads
-        it from its store; for arrays it is `rule.keep(targets).__getitem__`.
+    kept: A function from ids to the values that `rule.keep` returned for them, in the
+        same order. An adapter reads these from its store; for arrays the function is
+        `rule.keep(targets).__getitem__`.
     """
 
     rule: Rule
@@ -93,15 +94,15 @@ class Reranker:
         Args:
             query: [d].
             candidate_ids: The ids of the candidates.
-            candidate_scores: Their raw similarities, larger is nearer; for Euclidean
-                -distance^2 / 2.
+            candidate_scores: The raw similarities of the candidates, the larger the
+                nearer; -distance^2 / 2 for Euclidean.
 
         Returns:
-            Positions in `candidate_ids`, and the corrected scores, best first. Equal
+            The positions in `candidate_ids` and the corrected scores, best first. Equal
             scores keep the order of the candidates.
 
         Raises:
-            InputError: Lengths or dimensions do not fit.
+            InputError: The lengths or the dimensions do not match.
         """
         if np.shape(query) != (self.rule.dim,):
             raise InputError(
@@ -122,22 +123,24 @@ class Reranker:
 
 
 ROUNDING = 1e-6
-"""The largest difference of float32 products of one pair, beside the larger of 1 and
-the similarity."""
+"""The largest difference between two float32 products of one pair, relative to the
+larger of 1 and the similarity."""
 
 
 @dataclass(frozen=True)
 class Dynamic(Rule):
     """A model's offsets, for queries whose raw nearest target is in the activation set.
 
-    All others keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model has a
-    query map, similarities are those of `model.queries(q)` for all queries.
+    All other queries keep their raw similarities: QB-Norm eq. 2 (`dis`). If the model
+    has a query map, `rescore` takes the similarities of `model.queries(q)` for every
+    query.
 
-    Scores are in the log domain, tau * log of the paper's where corrected. Each query
-    is ranked by one of the two, never by a mixture.
+    Corrected scores are in the log domain, tau * log of the paper's. Each query is
+    ranked either by corrected scores or by raw ones, never by a mixture.
 
-    thresholds: The similarity of each bank member's k-th nearest target, one array [m] a
-        term. A target is in the set if it is as near to a member, a later one, too.
+    thresholds: The similarity of each bank member's k-th nearest target, one array [m]
+        for each term. The activation set has every target, also a later one, that is at
+        least as similar to some member as the member's threshold.
     """
 
     fitted: OffsetModel
@@ -151,16 +154,16 @@ class Dynamic(Rule):
         k: int = 1,
         compute: Compute = Compute(),
     ) -> Dynamic:
-        """Return the rule of a model whose bank keeps examples.
+        """Find the threshold of each bank query, and return the rule of a model.
 
         Args:
-            model: The model.
+            model: The model; its terms keep the bank queries.
             targets: The gallery [n, d].
-            k: How many of the nearest of each bank query are in the set.
+            k: The number of nearest targets of each bank query in the activation set.
             compute: Device, memory and progress.
 
         Raises:
-            InputError: k is not in 1 ... n.
+            InputError: k is not between 1 and n.
         """
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
@@ -174,23 +177,26 @@ class Dynamic(Rule):
             nearest = TopK(k)
             bank = model.similarities(term, compute).bank
             search(bank, vectors, model.metric, compute, nearest, label=label)
-            thresholds.append(nearest.scores[0, :, -1])
+            (scores,) = nearest.scores  # [m, k], in descending order
+            thresholds.append(scores[:, -1])
         return cls(model, thresholds)
 
     def is_activated(self, targets: VectorLike) -> np.ndarray:
-        """Tell which targets [n, d] are in the activation set: bool [n]."""
+        """Return which targets [n, d] are in the activation set: bool [n]."""
         vectors = as_vectors(targets, "targets")
-        inside = np.zeros(vectors.rows, bool)
-        for term, kth in zip(self.fitted.terms, self.thresholds, strict=True):
-            similarities = self.fitted.similarities(term, Compute())
-            slack = ROUNDING * max(1.0, float(np.abs(kth).max()))
-            least = similarities.library.matching(kth - slack)
+        activated = np.zeros(vectors.rows, bool)
+        model = self.fitted
+        for term, thresholds in zip(model.terms, self.thresholds, strict=True):
+            similarities = model.similarities(term, Compute())
+            slack = ROUNDING * max(1.0, float(np.abs(thresholds).max()))
+            cast_thresholds = similarities.library.matching(thresholds - slack)
             for tile in similarities.tiles(vectors, "activation set"):
-                inside[tile.rows] |= to_host((tile.s >= least(tile.s)).any(1))
-        return inside
+                is_near = tile.s >= cast_thresholds(tile.s)  # [targets, bank queries]
+                activated[tile.rows] |= to_host(is_near.any(1))
+        return activated
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return [n, 2]: the offset, and 1 if the target is in the set, else 0."""
+        """Return [n, 2]: the offset, and 1 if the target is activated, else 0."""
         vectors = as_vectors(targets, "targets")
         offsets = self.fitted.offsets(vectors)
         return np.column_stack([offsets, self.is_activated(vectors)])
@@ -205,23 +211,24 @@ class Dynamic(Rule):
 
 @dataclass(frozen=True)
 class DualDynamic(Rule):
-    """`dualis`, each factor of which gives way to the raw similarity by itself.
+    """`dualis`, with the raw similarity in place of a factor that does not apply.
 
-    NNN appendix A1 (`dualdis`). The score of eq. 3 is a product, one factor a bank:
-    exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest target is in
-    that bank's activation set, and s for every other. `factors` are of one term each,
-    for the query bank and for the target bank.
+    NNN appendix A1 (`dualdis`). The score of eq. 3 is a product with one factor for
+    each bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest
+    target is in the bank's activation set, and s for every other query. `factors` has
+    one rule of one term for the query bank, and one for the target bank.
 
-    Scores are in the log domain: lambda * log of the paper's, up to a constant, where a
-    factor is corrected, lambda as in `dualis`; and s where none is. A similarity takes
-    the place of a probability, so it should be positive. What is not counts as
-    `NO_SIMILARITY`, which leaves the ranking to the other factor.
+    Scores are in the log domain. If a factor applies, they are lambda * log of the
+    paper's up to a constant, with lambda as in `dualis`; if none applies, they are s. A
+    similarity takes the place of a probability, so it should be positive. Any other
+    similarity is replaced by `NO_SIMILARITY`, which leaves the ranking to the other
+    factor.
     """
 
     factors: Sequence[Dynamic]
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return [n, 4]: what `Dynamic` keeps for each of the two factors."""
+        """Return [n, 4]: the two values of `Dynamic.keep` for each factor."""
         vectors = as_vectors(targets, "targets")
         return np.hstack([factor.keep(vectors) for factor in self.factors])
 
@@ -246,9 +253,9 @@ class DualDynamic(Rule):
 class DualSoftmax(Rule):
     """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): Sinkhorn paper section 3.
 
-    Dual softmax where only the query itself and the bank are at hand. It multiplies a
-    similarity by a probability, so it means something only where the similarities of
-    the candidates are positive.
+    This is dual softmax with only the query itself and the bank at hand. It multiplies
+    a similarity by a probability, so it is meaningful only if the similarities of the
+    candidates are positive.
     """
 
     fitted: Similarities
@@ -269,12 +276,12 @@ class DualSoftmax(Rule):
 
 @dataclass(frozen=True)
 class GloballyCorrected(Rule):
-    """s(q, t) less its rank among s(b_1, t) ... s(b_m, t): QB-Norm 3.4 (`gc`)."""
+    """s(q, t) minus its rank among s(b_1, t) ... s(b_m, t): QB-Norm 3.4 (`gc`)."""
 
     fitted: Similarities
 
     def keep(self, targets: VectorLike) -> np.ndarray:
-        """Return [n, d]: the targets' own vectors, which their store has already."""
+        """Return the targets' vectors [n, d], which their store has already."""
         return as_vectors(targets, "targets").array()
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -289,7 +296,7 @@ class GloballyCorrected(Rule):
 
 
 class QueryMethod(BaseModel, ABC):
-    """Parameters of a correction that depends on the query."""
+    """The parameters of a correction that depends on the query."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -303,8 +310,8 @@ class QueryMethod(BaseModel, ABC):
 class DynamicInvertedSoftmax(QueryMethod):
     """`is` for queries whose raw nearest target is among the k nearest of a bank query.
 
-    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the
-    gallery leaves the searches of the rest as they are.
+    QB-Norm eq. 2, with k = 1 as in the paper and tau as in `is`. If the bank covers
+    only a part of the gallery, searches for the rest do not change.
     """
 
     name: ClassVar[str] = "dis"
@@ -318,11 +325,11 @@ class DynamicInvertedSoftmax(QueryMethod):
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
-    """`dualis`, each bank's part for queries near its members. See `DualDynamic`.
+    """`dualis`, with each bank's factor only for queries near its members.
 
-    A bank's part applies if the query's raw nearest target is among the k nearest of
-    one of its members. NNN appendix A1; k = 1 as in QB-Norm, temperatures as in
-    `dualis`.
+    A bank's factor applies if the query's raw nearest target is among the k nearest of
+    one of the bank's members, see `DualDynamic`. NNN appendix A1, with k = 1 as in
+    QB-Norm and the temperatures of `dualis`.
     """
 
     name: ClassVar[str] = "dualdis"
@@ -346,9 +353,10 @@ class DualDynamicInvertedSoftmax(QueryMethod):
 
 
 class SingleQueryDualSoftmax(QueryMethod):
-    """See `DualSoftmax`.
+    """Dual softmax for a single query, see `DualSoftmax`.
 
-    temperature: Inverse; 20 is the tau of 0.05 of other defaults.
+    temperature: The inverse of tau; 20 corresponds to the default tau of 0.05
+        elsewhere.
     """
 
     name: ClassVar[str] = "dsl"
@@ -360,7 +368,7 @@ class SingleQueryDualSoftmax(QueryMethod):
 
 
 class GlobalCorrection(QueryMethod):
-    """See `GloballyCorrected`. It has no parameters."""
+    """Global correction without parameters, see `GloballyCorrected`."""
 
     name: ClassVar[str] = "gc"
 
@@ -392,19 +400,19 @@ def fit_rule(
     """Fit a correction that depends on the query.
 
     Args:
-        targets: The gallery [n, d]; needed by dis and dualdis, else None.
+        targets: The gallery [n, d], which dis and dualdis need; None for others.
         bank: As in `hubplugin.fit`; dualdis needs the vectors of answers.
-        method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters,
-            equation and defaults.
+        method: dis | dualdis | dsl | gc; `QUERY_METHODS` has the parameters, equation
+            and defaults of each.
         metric: As in `hubplugin.fit`.
         compute: As in `hubplugin.fit`.
-        **parameters: Those of the method.
+        **parameters: The parameters of the method.
 
     Returns:
-        The rule.
+        The fitted rule.
 
     Raises:
-        InputError: One line, for anything that cannot be used as given.
+        InputError: An argument cannot be used; the message is one line.
     """
     configuration = build_method(QUERY_METHODS, method, parameters)
     prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)

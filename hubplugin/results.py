@@ -1,8 +1,8 @@
-"""The one renderer: a result becomes text, a page of HTML and JSON here, and nowhere else.
+"""The only renderer: it turns a result into text, a page of HTML, and JSON.
 
-A result is a dataclass that derives from `Result`. Its fields are its JSON, by pydantic;
-docs/reference/json.md is made from them. Its `page` is what people are shown: a headline,
-sections of lines, tables and charts, and what to do next.
+A result is a dataclass that derives from `Result`. pydantic turns its fields into JSON,
+and docs/reference/json.md is generated from them. Its `page` is for people: a headline,
+sections of lines, tables and charts, and the next steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hubplugin.errors import InputError, install
 from hubplugin.measures.significance import Figure, Side
 
 NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
-"""Words for good and bad news, by sign; None is no news."""
+"""Words for good and bad news, by sign; None stands for no news."""
 
 COLOURS = {"better": "green", "worse": "red", "same": "", "": ""}
 
@@ -42,13 +42,14 @@ NEVER = "targets never found"
 SKEWNESS = "skewness"
 
 NAMED = 6
-"""Hubs and other targets that are named to people; JSON has more."""
+"""The most hubs, or other targets, that a page names; JSON has more."""
 
 
 @dataclass(frozen=True)
 class Misled:
-    """A query for which a hub comes first, and what comes first after the correction.
+    """A query for which a hub comes first in the raw search.
 
+    after: The name of the target that comes first after the correction.
     right: True if `after` is a right answer; None without known answers.
     """
 
@@ -64,9 +65,11 @@ class Misled:
 class Hub:
     """A target that too many queries find.
 
-    id: in a store, or its row. name: what it is called. found_by: how many queries find it
-    by each search: "raw", and "corrected" or the label of a method. misled: some of the
-    queries for which it wrongly comes first.
+    id: The id in a store, or the row.
+    name: The name, with the id behind it if there is one.
+    found_by: The number of queries that find the target in each search: "raw", and
+        "corrected" or the label of a method.
+    misled: Some of the queries for which the target wrongly comes first.
     """
 
     id: int | str
@@ -76,15 +79,16 @@ class Hub:
 
     @property
     def title(self) -> str:
-        """The name without the id behind it."""
+        """The name, without the id behind it."""
         return self.name.removesuffix(f" [{self.id}]")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar that ends at `end`, a share of its width.
+    """A cell with a bar that ends at `end`, a share of the cell's width.
 
-    start: Where an interval starts, with 0 in the middle; None for a count, from 0 on.
+    start: The start of an interval, with 0 in the middle of the cell; None for a count,
+        whose bar starts at 0.
     """
 
     text: str
@@ -101,8 +105,9 @@ class Bar:
 class Row:
     """A row of a table.
 
-    sign: 1 for good news, -1 for bad news, 0 for a change that may be chance. more: lines
-    that it opens to; a terminal shows the first. image: the file name of its picture.
+    sign: 1 for good news, -1 for bad news, 0 for a change that may be chance.
+    more: Lines that the opened row shows; text shows the first.
+    image: The file name of the row's picture.
     """
 
     cells: Sequence[str | Bar]
@@ -115,9 +120,10 @@ class Row:
 class Section:
     """A part of a page: lines, a table, or both. It is left out if it has neither.
 
-    lines: Empty ones are left out.
-    columns: The titles of the table's columns. note: Small print below.
-    chart: A histogram: for each search, how many targets are found by N queries, by N.
+    lines: The lines; empty ones are left out.
+    rows, columns: The rows of the table, and the titles of its columns.
+    chart: A histogram for each search: the number of targets found by N queries, by N.
+    note: A note below the table.
     """
 
     title: str
@@ -130,9 +136,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do next: a `job`, with `learn` if it is to learn, or a `text`.
+    """A suggested next step: a `job`, or a `text`.
 
-    brings: what it brings, as far as that was measured.
+    brings: The reason for the step, or its measured benefit.
+    learn: True if the job is to learn a query map.
     """
 
     brings: str
@@ -148,7 +155,7 @@ Spell: TypeAlias = Callable[[Step], str]
 
 
 def as_call(step: Step) -> str:
-    """Return the Python call that does the job of a step."""
+    """Return the Python call that runs the job of a step."""
     needs_bank = step.job in ("diagnose", "apply", "refit")
     given = ["store", *["bank"] * needs_bank, *["learn=True"] * step.learn]
     return f"hubplugin.{step.job}({', '.join(given)})"
@@ -156,10 +163,12 @@ def as_call(step: Step) -> str:
 
 @dataclass(frozen=True)
 class Page:
-    """The page that people are shown of a result.
+    """The page that shows a result to people.
 
-    headline: the outcome, one line. sign: whether it is good news, as of a `Row`. scene:
-    what was looked at. steps: what to do next.
+    headline: The outcome in one line.
+    sign: The sign of the news, as in `Row`.
+    scene: The data that was looked at, such as the number of targets.
+    steps: The suggested next steps.
     """
 
     headline: str
@@ -170,17 +179,20 @@ class Page:
 
     @property
     def title(self) -> str:
-        """The headline as a sentence begins."""
+        """The headline with a capital letter."""
         return self.headline[:1].upper() + self.headline[1:]
 
 
 class Result:
-    """The base of all results, dataclasses whose fields are their JSON. It prints as text."""
+    """The base of all results: dataclasses whose fields become JSON.
+
+    A result prints as text.
+    """
 
     store: str | None
 
     def page(self) -> Page:
-        """Return what people are shown."""
+        """Return the page that shows the result to people."""
         raise NotImplementedError
 
     def as_text(
@@ -189,9 +201,9 @@ class Result:
         """Return the page as text.
 
         Args:
-            verbose: show all lines that rows open to, not the first alone.
-            terminal: use colours.
-            spell: returns the call or the command that does the job of a step.
+            verbose: Show all additional lines of each row, not only the first.
+            terminal: Use colours.
+            spell: A function that returns the call or command for a step.
         """
         from rich.console import Console
         from rich.padding import Padding
@@ -206,7 +218,7 @@ class Result:
             console.print(shown, style=style)
 
         def say_whole(text: str, style: str = "") -> None:
-            """Print a text in one line, so that it can be copied or read by a program."""
+            """Print a text in one line, which people can copy and programs can read."""
             console.print(Text(clean(text)), style=style, soft_wrap=True)
 
         headline = say if terminal else say_whole
@@ -243,12 +255,12 @@ class Result:
         return f"<{type(self).__name__}: {clean(self.page().title)}>"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON. NaN and infinity, which JSON lacks, become null."""
+        """Return the fields as plain JSON; NaN and infinity become null."""
         fields: dict[str, Any] = json.loads(TypeAdapter(type(self)).dump_json(self))
         return fields
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_json` to `path`. Raises InputError where it cannot be written."""
+        """Write `as_json` to `path`. Raises InputError if that is not possible."""
         write_file(path, f"{json.dumps(self.as_json(), indent=1)}\n".encode())
 
     def to_html(
@@ -258,13 +270,14 @@ class Result:
         images: str | os.PathLike[str] | None = None,
         spell: Spell = as_call,
     ) -> None:
-        """Write the page as one HTML file that refers to nothing outside itself.
+        """Write the page as one self-contained HTML file.
 
         Args:
-            path: the file.
-            command: the command that was typed, which the page shows.
-            images: a folder with pictures of targets, named as the targets are.
-            spell: as in `as_text`.
+            path: The file.
+            command: The command that was typed; the page shows it.
+            images: A folder with pictures of targets, whose file names are the targets'
+                names.
+            spell: As in `as_text`.
 
         Raises:
             InputError: `path` cannot be written, or Jinja2 or Pillow is missing.
@@ -295,18 +308,18 @@ class Result:
 HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
 )
-"""Control characters, and those that change the direction of the text around them."""
+"""Control characters, and characters that change the direction of text."""
 
 
 def clean(shown: object) -> str:
-    """Return a text with a space for characters that could falsify what is shown."""
+    """Return a text with spaces for characters that could falsify the display."""
     return HIDDEN.sub(" ", str(shown))
 
 
 def _format_table(section: Section, width: int) -> Iterator[str]:
-    """Yield the titles of the columns of a section, then its rows, as lines.
+    """Yield a line with the titles of a section's columns, then a line for each row.
 
-    The first cell of a row is cut, so that no line is longer than `width`.
+    The first cell of a row is cut so that no line is longer than `width`.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -324,17 +337,20 @@ def _format_table(section: Section, width: int) -> Iterator[str]:
 
 
 def points(change: Figure) -> str:
-    """Return a change of a share in points, with its 95 % interval."""
+    """Return a change of a share, in points, with its 95 % interval."""
     interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
     return f"{100 * change.value:+.1f} ({interval})"
 
 
 AXIS = 5
-"""Bars of intervals reach from -1 / (2 AXIS) to 1 / (2 AXIS): 10 points of R@1."""
+"""The scale of interval bars: they reach from -1 / (2 AXIS) to 1 / (2 AXIS), which is
+10 points of R@1 on either side."""
 
 
 Measures: TypeAlias = Mapping[str, Side | Sequence[float | None] | None]
-"""Changes of R@1, or values by each search, by what was measured. None was not."""
+"""Changes of R@1, or one value for each search, by the name of the measure.
+
+None stands for a measure that was not taken."""
 
 
 def compare(
@@ -347,7 +363,7 @@ def compare(
 ) -> Section:
     """Return a section with a row for each measure that was taken.
 
-    A change of R@1 is good or bad news if it is beyond chance.
+    A change of R@1 counts as good or bad news only if it is beyond chance.
     """
     rows = list[Row]()
     for name, measured in measures.items():
@@ -368,25 +384,26 @@ def compare(
 def list_hubs(
     hubs: Sequence[Hub], k: int, never: Sequence[str] = (), field: str | None = None
 ) -> Section:
-    """Return the section of the targets that most queries find by any of the searches.
+    """Return the section of the targets that most queries find in any of the searches.
 
     Args:
-        hubs: the targets.
-        k: how many targets a query finds.
-        never: names of some targets that no query finds.
-        field: the field that has the names of targets.
+        hubs: The targets.
+        k: The number of targets that each query finds.
+        never: The names of some targets that no query finds.
+        field: The field that has the names of targets.
     """
 
-    def most(hub: Hub) -> int:
+    def largest_count(hub: Hub) -> int:
         return max(hub.found_by.values())
 
-    shown = sorted(hubs, key=most, reverse=True)[:NAMED]
+    shown = sorted(hubs, key=largest_count, reverse=True)[:NAMED]
     rows = []
     columns = [field or ""]
     for hub in shown:
         columns[1:] = hub.found_by
         counts = hub.found_by.values()
-        bars = [Bar(f"{count:,}", count / most(shown[0])) for count in counts]
+        longest = largest_count(shown[0])
+        bars = [Bar(f"{count:,}", count / longest) for count in counts]
         rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], hub.title))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
@@ -405,8 +422,8 @@ def describe_changes(
     """Describe how many queries find the worst hub, and how R@1 changed.
 
     Args:
-        worst: the share of queries that find the worst hub, before and after.
-        queries: how many queries there are.
+        worst: The share of queries that find the worst hub, before and after.
+        queries: The number of queries.
         right: R@1 before and after; None without known answers.
     """
     before, after = (round(share * queries) for share in worst)
@@ -427,7 +444,7 @@ THUMBNAIL = (96, 96)
 def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | None:
     """Return a thumbnail of the picture called `name` in a folder, as a data URL.
 
-    Return None if there is no such picture there, or it cannot be read.
+    Return None if the folder has no such picture, or if it cannot be read.
     """
     if folder is None:
         return None
@@ -449,10 +466,10 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all. A symbolic link is followed.
+    """Write `content` to `path`, completely or not at all. Symbolic links are followed.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: The file cannot be written.
     """
     try:
         atomic.write(os.path.realpath(path), content)

@@ -1,4 +1,4 @@
-"""What every adapter must do, as tests that its author runs on his own store.
+"""Tests that every adapter must pass; its author runs them on the adapter's store.
 
     from hubplugin.testing import StoreConformance
 
@@ -9,7 +9,7 @@
         def reopen(self, store):
             return MyStore(...)  # the same data, as another process would open it
 
-Needs pytest. Every test runs against the real store; there is nothing to mock.
+The tests need pytest. They run against the real store; there is nothing to mock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ K = 10
 at_each_moment = pytest.mark.parametrize(
     "moment", ["begun", "within a batch", "behind a batch", "all written", "raised"]
 )
-"""When a run is killed, or raises an error."""
+"""The moments at which `_cut_off` ends a run."""
 
 with_and_without_a_map = pytest.mark.parametrize(
     "mapped", [False, True], ids=["offsets", "query map"]
@@ -47,14 +47,14 @@ with_and_without_a_map = pytest.mark.parametrize(
 
 
 class Gallery(ABC):
-    """A gallery in a store of the adapter, and what can be asserted of it.
+    """A gallery in a store of the adapter, with assertions about it.
 
     rows, dim: The size of the gallery in the tests.
-    recall: The least share of the exact corrected top 10 that a search must return; 1.0
-        for an exact store.
-    metric: That of the store that `create` makes.
-    resumes: False for a store that is one file: what a killed run has written is
-        written again.
+    recall: The share of the exact corrected top 10 that a search must at least return;
+        1.0 for an exact store.
+    metric: The metric of the store that `create` makes.
+    resumes: False for a store that is a single file, where the next run writes again
+        what a killed run has written.
     """
 
     rows: int = 300
@@ -65,37 +65,40 @@ class Gallery(ABC):
 
     @abstractmethod
     def create(self, ids: Sequence[Id], vectors: np.ndarray) -> Store:
-        """Return a fresh store, as its user would have filled it.
+        """Return a fresh store, filled as its user would fill it.
 
         Args:
-            ids: Of the targets.
-            vectors: [n, d], in the same order.
+            ids: The ids of the targets [n].
+            vectors: The vectors of the targets [n, d], in the same order.
         """
 
     @abstractmethod
     def reopen(self, store: Store) -> Store:
-        """Return the data of `store` opened anew, as another process would.
+        """Return a new store on the data of `store`, as another process would open it.
 
-        `store` is not used again.
+        The tests do not use `store` again.
         """
 
     def insert_plain(
         self, store: Store, ids: Sequence[Id], vectors: np.ndarray
     ) -> Store:
-        """Add targets past hubplugin, as another program would.
+        """Add targets without hubplugin, as another program would.
 
-        Leave it out if the store cannot.
+        Do not override this method if the store cannot take such targets.
 
         Args:
-            store: What they are added to; behind the query map, if one stands before
-                what is added.
-            ids: Of the new targets.
-            vectors: [n, d], in the same order.
+            store: The store to add them to. If a query map runs before the store, the
+                targets are added behind the map.
+            ids: The ids of the new targets [n].
+            vectors: The vectors of the new targets [n, d], in the same order.
+
+        Returns:
+            The store that the tests go on with.
         """
         pytest.skip("this store takes no targets past hubplugin")
 
     def ids(self) -> list[Id]:
-        """Return ids of the gallery; override it for a store that takes strings."""
+        """Return the ids of the gallery. Override it for a store that takes strings."""
         return list(range(self.rows))
 
     def fresh_ids(self) -> list[Id]:
@@ -129,7 +132,7 @@ class Gallery(ABC):
         return fit(self.vectors(), bank, method, metric=self.metric)
 
     def _models(self, store: Store, mapped: bool) -> tuple[OffsetModel, OffsetModel]:
-        """Return two models; `mapped` ones have maps that change most rankings."""
+        """Return two models. If `mapped`, their query maps change most rankings."""
         if not mapped:
             return self._model(), self._model("nnn")
         if not store.maps_queries or self.metric is Metric.EUCLIDEAN:
@@ -137,7 +140,7 @@ class Gallery(ABC):
         return self._mapped_model(seed=5), self._mapped_model(seed=6)
 
     def _mapped_model(self, seed: int) -> OffsetModel:
-        """Return a model with a random query map, which says it has 200 pairs."""
+        """Return a model with a random query map that claims to come from 200 pairs."""
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         query_map = QueryMap(step.astype(np.float32), 1.0, 200)
         mapped = replace(self._model(), query_map=query_map)
@@ -146,7 +149,7 @@ class Gallery(ABC):
     def _pairs(self, store: Store) -> tuple[np.ndarray, np.ndarray]:
         """Return two queries for each target, and the ids of their targets.
 
-        The queries are turned away from the targets, which a map can undo.
+        The queries are turned away from the targets; a query map can turn them back.
         """
         self._models(store, mapped=True)
         rng = np.random.default_rng(8)
@@ -159,19 +162,29 @@ class Gallery(ABC):
     def _cut_off(
         self, moment: str, store: Store, model: OffsetModel
     ) -> tuple[Store, list[Id]]:
-        """Begin a run that is killed, or raises, at a `moment`.
+        """Begin to write `model`, and end the run at a `moment`.
 
-        Returns the store as another process opens it, and the ids of what it wrote.
+        Args:
+            moment: "begun": killed before the first batch. "within a batch": killed
+                after half of the first batch. "behind a batch": killed after the first
+                batch. "all written": killed before the activation. "raised": an error
+                is raised after half of the first batch.
+            store: The store; it is not used again.
+            model: The model that the run writes.
+
+        Returns:
+            The store as another process opens it, and the ids whose offsets were
+            written.
         """
         writing = store.begin(model)
         written: list[Id] = []
         if moment == "begun":
             return self.reopen(store), written
-        for part in writing.scan():
+        for batch in writing.scan():
             if moment in ("within a batch", "raised"):
-                part = part.take(np.arange(len(part.ids) // 2))
-            writing.write(part, model.offsets(part.vectors))
-            written += part.ids
+                batch = batch.take(np.arange(len(batch.ids) // 2))
+            writing.write(batch, model.offsets(batch.vectors))
+            written += batch.ids
             if moment != "all written":
                 break
         if moment == "raised":
@@ -182,9 +195,10 @@ class Gallery(ABC):
     def _assert_active(
         self, store: Store, model: OffsetModel, previous: OffsetModel | None = None
     ) -> Store:
-        """Assert that `model` is active and whole, and searches rank by it.
+        """Assert that `model` is active and complete, and that searches rank by it.
 
-        `previous` is what `rollback` would write. Returns the store, opened anew.
+        `previous` is the model that `rollback` would write. Returns the store,
+        reopened.
         """
         store = self.reopen(store)
         correction = store.correction()
@@ -200,10 +214,10 @@ class Gallery(ABC):
         return store
 
     def _assert_counts(self, store: Store, count: int, lacking: int = 0) -> None:
-        """Assert that an inspection counts `count` targets and their lacking offsets.
+        """Assert that an inspection counts `count` targets, `lacking` of them wrong.
 
-        A store whose neutral offset is a number like any other cannot tell that one is
-        missing rather than stale.
+        Missing and stale offsets are added up: a store whose neutral offset is an
+        ordinary number cannot tell them apart.
         """
         report = inspect(store, queries=0)
         assert (report.count, report.missing + report.stale) == (count, lacking)
@@ -218,8 +232,9 @@ class Gallery(ABC):
     ) -> None:
         """Assert that searches return the exact rankings, raw and by `model`.
 
-        They may differ by ties and by the recall that the store promises. `fresh` are
-        targets behind the gallery, which have the offset 0 until they are `refreshed`.
+        They may differ in ties, and as far as the store's `recall` allows. `fresh` are
+        the vectors of targets added after the gallery. Their offset is 0 until a
+        refresh, so pass `refreshed` after one.
         """
         vectors = self.vectors()
         if fresh is not None:
@@ -235,12 +250,12 @@ class Gallery(ABC):
         self._assert_hits(store.search(self.queries(), K), scores)
 
     def _assert_hits(self, hits: Hits, scores: np.ndarray) -> None:
-        """Assert that `hits` are the first by `scores` [q, t], in their order."""
+        """Assert that `hits` have the K largest `scores` [q, t], in sorted order."""
         ids = self.ids() + self.fresh_ids()
         ranked = np.array([[ids.index(key) for key in line] for line in hits.ids])
         assert ranked.shape == (len(scores), K)
-        least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
-        is_right = np.take_along_axis(scores, ranked, axis=1) >= least
+        kth_score = np.sort(scores, axis=1)[:, -K][:, None]
+        is_right = np.take_along_axis(scores, ranked, axis=1) >= kth_score - 1e-5
         assert is_right.mean() >= self.recall
         for line in map(list, hits.scores):
             assert sorted(line) in (line, line[::-1])
@@ -248,7 +263,7 @@ class Gallery(ABC):
     def _similarities(
         self, model: OffsetModel | None, vectors: np.ndarray
     ) -> np.ndarray:
-        """Return similarities [q, t] in float64, of queries as `model` maps them."""
+        """Return the similarities [q, t] of queries, mapped by `model`, in float64."""
         queries = self.queries().astype(np.float64)
         targets = vectors.astype(np.float64)
         if model is not None and model.query_map is not None:
@@ -260,7 +275,7 @@ class Gallery(ABC):
         return similarities
 
     def _assert_stored(self, store: Store, model: OffsetModel | None) -> None:
-        """Assert that a scan yields each target once, with its offset by `model`."""
+        """Assert that a scan yields each target once, with its offset under `model`."""
         known = self.ids()
         ids: list[Id] = []
         for batch in store.scan():
@@ -276,9 +291,9 @@ class Gallery(ABC):
         assert sorted(ids, key=str) == sorted(known, key=str)
 
     def _assert_raw(self, store: Store) -> Store:
-        """Assert that the store is as if it had never been corrected.
+        """Assert that the store is in the state of one that was never corrected.
 
-        Returns it, opened anew.
+        Returns the store, reopened.
         """
         store = self.reopen(store)
         assert store.correction() is None
@@ -291,7 +306,7 @@ class Gallery(ABC):
 
 
 class StoreConformance(Gallery):
-    """The tests. Subclass it as `Test...`, and say how a store is made."""
+    """The tests. Subclass it as `Test...` and define how a store is made."""
 
     def test_without_a_correction_a_scan_sees_every_vector_once_and_searches_are_raw(
         self, store: Store
@@ -360,7 +375,7 @@ class StoreConformance(Gallery):
         write(store, model)
         hits = store.search(self.queries(), K)
         store, _ = self._cut_off("within a batch", store, model)
-        # An approximate index that is written to may find another near one.
+        # A write may change which near targets an approximate index finds.
         again = store.search(self.queries(), K)
         pairs = zip(hits.ids, again.ids, strict=True)
         same = [len({*first} & {*second}) for first, second in pairs]
@@ -449,13 +464,13 @@ class StoreConformance(Gallery):
         with pytest.raises(StoreError, match="before"):
             rollback(store)
         write(store, second)
-        for now, previous in ((first, second), (second, first)):
+        for restored, active in ((first, second), (second, first)):
             planned = rollback(store, dry_run=True)
-            assert planned.model.fingerprint == now.fingerprint
+            assert planned.model.fingerprint == restored.fingerprint
             assert not planned.written
-            store = self._assert_active(store, previous, now)
+            store = self._assert_active(store, active, previous=restored)
             rollback(store)
-            store = self._assert_active(store, now, previous)
+            store = self._assert_active(store, restored, previous=active)
 
     @at_each_moment
     @pytest.mark.parametrize("of", ["the model before", "another model"])

@@ -1,12 +1,12 @@
-"""One cross-validation: does a correction help queries that its fit has not seen?
+"""Cross-validation: does a correction help queries that its fit has not seen?
 
-The guard, the strength of a query map, `refit` and `diagnose` all ask `cross_validate`.
-Where answers are known, each query has a margin: the score of its own target less that
-of the best other. Without, only the hubness of what the queries find can be measured.
+The guard, the choice of a query map's strength, `refit` and `diagnose` all call
+`cross_validate`. With known answers, each query has a margin: the score of its own
+target minus that of the best other target. Without, only hubness can be measured.
 
-A fold sees at most `FIT_ROWS` of the bank and twice as many targets, and all folds
-together try `HELD_OUT` queries, drawn at random: it costs the same whatever the size of
-the gallery.
+A fold sees at most `FIT_ROWS` of the bank and twice as many targets. All folds together
+try at most `HELD_OUT` queries, drawn at random. So the cost does not grow with the
+gallery.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
 from hubplugin.vectors import as_vectors, draw_sample, take_rows
 
 FOLDS = 5
-"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
+"""The number of folds. Each fit keeps 4/5 of the bank, so that the best correction for
+a fit is the best for the whole bank."""
 
 FEWER = 3
-"""Folds for figures that decide nothing; fits take four fifths of the time."""
+"""The number of folds for figures that decide nothing; fits take 4/5 of the time."""
 
 HELD_OUT = 2_500
-"""Queries held out in all: they tell corrections that differ for 3 % of them to 0.35
-points of R@1."""
+"""The most queries held out in all. For corrections that differ on 3 % of them, the
+error of the difference is 0.35 points of R@1."""
 
 FIT_ROWS = 2_048
-"""Bank rows of one fit."""
+"""The most bank rows in one fit."""
 
 OCCURRENCE = 10
-"""Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
+"""The k of the k-occurrence whose skewness measures hubness, as in DBSN and QB-Norm."""
 
 RESAMPLES = 100
-"""Resamples of the bootstrap of a skewness: its standard error comes out to 7 %."""
+"""The number of bootstrap resamples of a skewness; its standard error is then known to
+7 %."""
 
 
 class Fold(NamedTuple):
-    """Rows of a bank.
+    """The rows of a bank for one fold.
 
-    train: Rows that may be fitted on [s].
-    test: Rows that are tried [h].
-    teach: Rows that teach a map [p].
+    train: The rows on which a correction may be fitted [s].
+    test: The held-out rows, on which it is tried [h].
+    teach: The rows that teach a map [p].
     """
 
     train: np.ndarray
@@ -65,8 +67,8 @@ class Fold(NamedTuple):
 def make_folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
     """Make folds of the bank queries in `rows` [m].
 
-    Each query is held out in the fold that `fold_of` [m] gives, or in none if that is -1.
-    All folds together try at most `HELD_OUT` queries.
+    `fold_of` [m] has the fold in which each query is held out; -1 for none. All folds
+    together try at most `HELD_OUT` queries.
     """
     count = int(fold_of.max()) + 1
     folds = []
@@ -85,17 +87,17 @@ def folds_of(
 ) -> list[Fold]:
     """Split the distinct queries of a bank into folds.
 
-    Duplicates are dropped, so no fold tries a query that its fit saw. If answers are
-    known, all wordings of a target are held out together: one would give the target of
-    another away.
+    Duplicates are dropped, so no fold tries a query that its fit has seen. If answers
+    are known, all wordings of a target are held out together, since one would give away
+    the target of another.
 
     Args:
         bank: The bank.
         seed: The seed of the random order.
-        count: How many folds are made.
+        count: The number of folds.
         may_test: True for each query that may be held out if its answer is known [m].
-            Queries are then held out one by one: other wordings of the same target may
-            stay in the fit.
+            Queries are then held out one by one, so other wordings of the same target
+            may stay in the fit.
 
     Raises:
         InputError: There are too few distinct queries or targets to hold some out.
@@ -119,8 +121,8 @@ def folds_of(
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
     """Draw folds that hold out one wording of a target while others stay in the fit.
 
-    Only as many queries are drawn as one fit takes: it would otherwise draw a sample,
-    which might lack the other wordings.
+    At most `fit_rows` queries are drawn. From more, a fit would draw a sample, which
+    might lack the other wordings.
     """
     answers = bank.require_answers()
     rng = np.random.default_rng(seed)
@@ -132,11 +134,11 @@ def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
 def _order_by_target(
     rows: np.ndarray, answers: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Order the queries of known answer by their targets, which come in random order.
+    """Group the queries with known answers by target, with the targets in random order.
 
     Returns:
-        The rows of the queries [m], and the place of each query's target among all
-        targets in that order, ascending [m].
+        The rows of the queries [m], and the place of each query's target in the random
+        order [m]. The places ascend.
 
     Raises:
         InputError: The answers name too few targets.
@@ -153,14 +155,15 @@ def _order_by_target(
 
 
 def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
-    """Spread the wordings of each target over `count` folds. Return each query's fold [m].
+    """Spread the wordings of each target over `count` folds: return the folds [m].
 
-    The fold is -1 if no other query has the same `answer` [m], or if the answer is -1.
+    A query with the `answer` -1, or with an answer that no other query has, gets -1.
     """
     order = np.argsort(answer, kind="stable")
     _, first, group, times = np.unique(
         answer[order], return_index=True, return_inverse=True, return_counts=True
     )
+    # Count within each target, and start at another fold for the next target.
     number = np.arange(len(answer)) - first[group] + group
     fold_of = np.empty(len(answer), np.int64)
     fold_of[order] = np.where(times[group] < 2, -1, number % count)
@@ -178,17 +181,17 @@ def require_enough(distinct: int) -> None:
 
 
 def fit_rows(bank: PreparedBank) -> int:
-    """Return `FIT_ROWS`, or fewer if memory does not allow as many.
+    """Return `FIT_ROWS`, or fewer if memory does not suffice.
 
     A fit of r rows has 2 r targets and at most r rows of the target bank, so it holds
-    some 5 r^2 float32 similarities. A Sinkhorn fit also holds their exponentials: 32
-    bytes allow for 8 r^2.
+    about 5 r^2 float32 similarities. A Sinkhorn fit also holds their exponentials. The
+    limit of 32 r^2 bytes allows for 8 r^2 values.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
 
 def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
-    """Draw targets from the gallery at random: [n, d]. Raises InputError for one target."""
+    """Draw targets [n, d] from the gallery. Raises InputError for fewer than two."""
     gallery = bank.require_targets()
     if gallery.rows < 2:
         raise InputError(
@@ -199,9 +202,9 @@ def sample_of(bank: PreparedBank, seed: int = 0) -> np.ndarray:
 
 
 def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
-    """Return the vectors [p, d] of `numbers` [p], as `PreparedBank.known_answers` has them.
+    """Return the vectors [p, d] of the known answers `numbers` [p].
 
-    They are rows of the target bank if the bank has pairs, else rows of the gallery.
+    The numbers are rows of the target bank if the bank has pairs, else of the gallery.
     """
     if bank.pairs is not None and bank.target_bank is not None:
         answers: np.ndarray = bank.target_bank[numbers]
@@ -218,7 +221,7 @@ def pairs_of(
 
     Returns:
         The queries [p, d], the place of each query's target in the third array [p], and
-        the distinct targets that are asked for [c, d].
+        the distinct targets of these queries [c, d].
     """
     answers = bank.require_answers()
     rows = rows[answers[rows] >= 0]
@@ -227,10 +230,10 @@ def pairs_of(
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Add to `targets` [n, d] those of `rows` [p, d] that are missing, once each.
+    """Append to `targets` [n, d] each of `rows` [p, d] that they lack, once.
 
     Returns:
-        The targets with the added rows behind them, and the place of each row there [p].
+        The extended targets, and the place of each of `rows` in them [p].
     """
     count = len(targets)
     both = np.concatenate([targets, rows])
@@ -239,16 +242,17 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     is_kept[:count] = True
     kept = np.flatnonzero(is_kept)
     last = np.arange(len(both))
-    last[first[:count]] = np.arange(count)  # of equal targets the last
+    last[first[:count]] = np.arange(count)  # the last of equal targets
     return both[kept], np.searchsorted(kept, last[first[count:]])
 
 
 def training_bank(
     bank: PreparedBank, rows: np.ndarray, targets: np.ndarray, seed: int
 ) -> PreparedBank:
-    """Return a bank of up to `fit_rows` of the `rows` of a bank, against `targets` [n, d].
+    """Return a bank of at most `fit_rows` of the `rows`, against `targets` [n, d].
 
-    Its target bank has the answers of these rows or, without pairs, as many random ones.
+    Its target bank holds the answers of these rows or, without pairs, at most
+    `fit_rows` random ones.
     """
     limit = fit_rows(bank)
     seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
@@ -269,31 +273,31 @@ def training_bank(
 
 
 OffsetsAndMap: TypeAlias = tuple[np.ndarray | float, QueryMap | None]
-"""The offsets [n] of the targets among which queries are tried, and the query map or
-None."""
+"""The offsets [n] of the targets in a trial, and the query map or None."""
 
 Candidate: TypeAlias = Callable[
     [PreparedBank, PreparedBank, np.ndarray], Sequence[OffsetsAndMap]
 ]
-"""One correction or several that are tried. It is called with the bank of a fold, which
-has the targets among which queries are tried; the whole bank; and the rows of the whole
-bank that teach."""
+"""A function that returns one or more corrections to try.
+
+Its arguments are the training bank of a fold, whose gallery has the targets of the
+trial; the whole bank; and the rows of the whole bank that teach a map."""
 
 
 def uncorrected(
     train: PreparedBank, bank: PreparedBank, teach: np.ndarray
 ) -> list[OffsetsAndMap]:
-    """Correct nothing: a `Candidate`."""
+    """Return no correction. This function is a `Candidate`."""
     return [(0.0, None)]
 
 
 def fitted_by(method: Method) -> Candidate:
-    """Return the candidate that fits a method on what each fold leaves."""
+    """Return a candidate that fits `method` on the training part of each fold."""
     return lambda train, bank, teach: [(method.raw_offsets(train), None)]
 
 
 def as_it_is(model: OffsetModel) -> Candidate:
-    """Return the candidate that has the offsets and map of `model` in every fold."""
+    """Return a candidate with the offsets and map of `model` in every fold."""
 
     def candidate(
         train: PreparedBank, bank: PreparedBank, teach: np.ndarray
@@ -306,15 +310,15 @@ def as_it_is(model: OffsetModel) -> Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """The finds of each held-out query under each candidate; arrays are [c, q].
+    """The results of each held-out query under each candidate; arrays are [c, q].
 
     margins, right and ranks are None without known answers.
 
-    targets: How many targets were sampled.
+    targets: The number of sampled targets.
     hits: The first k sampled targets [c, q, k].
-    margins: The score of a query's own target, less that of the best other target.
+    margins: The score of the query's own target minus that of the best other target.
     right: 1 if the own target comes first, 1/t if it ties with t - 1 others, else 0.
-    ranks: The expected rank of the own target, ties broken at random.
+    ranks: The expected rank of the own target if ties are broken at random.
     """
 
     targets: int
@@ -326,7 +330,7 @@ class Margins:
     def noise(self, before: int, after: int) -> float:
         """Return the standard error of the change of skewness between two candidates.
 
-        It is a bootstrap over queries, paired: both candidates rank the same resample.
+        The bootstrap over queries is paired: both candidates rank the same resample.
         """
         rng = np.random.default_rng(0)
         count = self.hits.shape[1]
@@ -345,16 +349,17 @@ def cross_validate(
     folds: Sequence[Fold],
     sample: np.ndarray | None = None,
 ) -> Margins:
-    """Fit each candidate on a part of the bank, and try it on the rest.
+    """Fit each candidate on one part of the bank, and try it on the rest.
 
-    The folds are the outer loop, so that all candidates share the similarities of one.
+    The loop over folds is the outer one, so that all candidates share the similarities
+    of a fold.
 
     Args:
         candidates: The corrections.
         bank: The bank, with its gallery.
         folds: The folds of the bank.
-        sample: The targets among which all queries are tried [s, d]; by default
-            `sample_of`. Each fold adds the answers of its held-out queries.
+        sample: The targets among which all queries are tried [s, d]; by default drawn
+            by `sample_of`. Each fold adds the answers of its held-out queries.
     """
     if sample is None:
         sample = sample_of(bank)
@@ -365,7 +370,7 @@ def cross_validate(
         targets = sample
         gold = None
         if bank.known_answers is not None:
-            # A sample may lack what held-out queries ask for.
+            # The sample may lack the answers of held-out queries.
             own = answers_of(bank, bank.known_answers[fold.test])
             targets, gold = with_rows(sample, own)
         train = training_bank(bank, fold.train, targets, number)
@@ -382,11 +387,11 @@ def cross_validate(
 
 @dataclass(frozen=True, eq=False)
 class _FoldTrial:
-    """The held-out queries of one fold among the targets of its fit.
+    """A trial of corrections on the held-out queries of one fold.
 
-    train: The bank of the fit.
+    train: The training bank, with the targets of the trial.
     queries: The held-out queries [h, d].
-    sampled: How many targets were drawn; added answers stand behind these.
+    sampled: The number of sampled targets, which precede the added answers.
     gold: The place of each query's answer among the targets [h]; None without answers.
     """
 
@@ -407,7 +412,7 @@ class _FoldTrial:
     def measure(
         self, corrections: Sequence[OffsetsAndMap]
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the hits of each correction, and what `_measure_gold` returns."""
+        """Yield the hits of each correction, then the results of `_measure_gold`."""
         mapped = self.raw
         last = None
         count = min(OCCURRENCE, max(self.sampled // 4, 1))
@@ -426,10 +431,10 @@ class _FoldTrial:
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return margin, right and rank of each query's answer, as `Margins` explains them.
+    """Return margin, right and rank of each query's answer, as defined in `Margins`.
 
     Args:
-        scores: [h, n]; they are overwritten.
+        scores: The scores [h, n], which are overwritten.
         gold: The column of each query's answer [h].
     """
     rows = np.arange(len(gold))
@@ -443,15 +448,16 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...
 
 @dataclass(frozen=True)
 class Figures:
-    """A correction on held-out queries, in figures.
+    """The figures of a correction on held-out queries.
 
-    method, parameters: What was fitted; the method is "none" without a correction.
+    method, parameters: The fitted method; "none" without a correction.
     skewness: The skewness of the k-occurrence.
-    largest: The share of the queries that finds the worst hub.
-    never: The share of the targets tried that no query finds.
+    largest: The share of the queries that find the worst hub.
+    never: The share of the sampled targets that no query finds.
     right: R@1 raw and corrected; None without known answers.
-    rank: Geometric mean rank of the queries' own targets; None without known answers.
-    occurrences: How many of the targets tried have the k-occurrence N, by N.
+    rank: The geometric mean rank of the queries' own targets; None without known
+        answers.
+    occurrences: The number of sampled targets with the k-occurrence N, by N.
     """
 
     method: str
@@ -473,13 +479,13 @@ class Figures:
         parameters: Mapping[str, Setting] | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the figures of a candidate against candidate 0.
+        """Return the figures of a candidate, compared with candidate 0.
 
         Args:
             margins: The margins of all candidates.
             number: The number of the candidate.
-            method, parameters: What the candidate fitted.
-            **fields: Fields of a subclass.
+            method, parameters: The method of the candidate.
+            **fields: The additional fields of a subclass.
         """
         occurrence = k_occurrence(margins.hits[number], margins.targets)
         queries = margins.hits.shape[1]
@@ -513,6 +519,6 @@ class Figures:
 def change_of(
     margins: Margins, first: int, second: int, what: str = "queries"
 ) -> Side | None:
-    """Return R@1 of two candidates, for queries called `what`; None without answers."""
+    """Return R@1 of two candidates; None without answers. `what` names the queries."""
     right = margins.right
     return None if right is None else Side.of(right[first], right[second], what)

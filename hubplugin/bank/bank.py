@@ -1,4 +1,4 @@
-"""`Bank`: example queries, and what is known of their answers, as a user gives them."""
+"""`Bank`: example queries and their known answers, as a user passes them."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from hubplugin.vectors import (
 )
 
 MOST_PAIRS = 10_000
-"""The most titles that are read from a store; more are sampled at random."""
+"""The most titles kept from a store; from more, a random sample is drawn."""
 
 FEWEST = 10
-"""The fewest queries from which to tell whether banks of equal length are pairs."""
+"""The fewest queries from which pairs can be recognised."""
 
 LOOKED_AT = 1_000
-"""The most queries that are looked at to tell whether banks are pairs."""
+"""The most queries compared to recognise pairs."""
 
 PAIRED = 0.75
-"""The share of queries nearer to their own answer than to another's from which on banks
-are pairs. By chance it is 0.5."""
+"""Banks are pairs if more than this share of the queries is nearer to their own answer
+than to another query's. By chance the share is 0.5."""
 
 CLICKS = (".csv", ".tsv")
-"""What the names of files of clicks end with."""
+"""The suffixes of files of clicks."""
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
-"""What queries ask for, see `Bank`."""
+"""The answers to queries, see `Bank`."""
 
 
 @runtime_checkable
 class HasFields(Protocol):
-    """A store whose targets have fields beside their vectors, see `hubplugin.store`."""
+    """A store whose targets have fields besides vectors, see `hubplugin.store`."""
 
     url: str
 
@@ -60,27 +60,26 @@ class HasFields(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bank:
-    """Example queries, and what is known of their answers.
+    """Example queries and their known answers.
 
-    Wherever a bank is taken, the queries alone will do. Files are read, and texts
-    embedded, where the bank is used; InputError says there what cannot be.
+    Every function that takes a bank also takes the queries alone. Files are read and
+    texts embedded when the bank is used; if that fails, InputError is raised then.
 
-    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .parquet).
-        With `embed`, texts or a file of texts (.txt, .jsonl, .csv, .tsv, .parquet).
-        None: those recorded of a store.
-    answers: What is known of what they ask for, in one of two forms, each as a value or
-        as a file.
-        Vectors [p, d], the *target bank*: examples of what such queries ask for, which
-        need not be in the gallery. dualis needs it, blend and dbsn use it. A file is
-        one of vectors, as above. If there is one for each query, row i may answer query
-        i: they are *pairs* if queries are nearer to their own than to others'. Equal
-        answers are then one target.
-        Ids in a store or rows of a gallery, one for each query, -1 for none: *clicks*.
-        A file is .npy [m], or .csv or .tsv with the columns query (its text, or its row
-        from 0) and target.
-    embed: The model that embeds texts, as a function from texts [b] to vectors [b, d],
-        or as its name, sentence-transformers:NAME or module:function.
-    name: What errors call the queries.
+    queries: The queries [m, d] as an array, a tensor, a memory map, nested lists or a
+        path (.npy, .parquet). With `embed`, texts or a file of texts (.txt, .jsonl,
+        .csv, .tsv, .parquet). None stands for the queries recorded from a store.
+    answers: The known answers in one of two forms, each as a value or as a file.
+        Vectors [p, d] are the *target bank*: examples of answers to such queries, which
+        need not be in the gallery. dualis needs it; blend and dbsn use it. The file is
+        a file of vectors, as above. If there are as many answers as queries, row i may
+        answer query i: the rows are *pairs* if queries are nearer to their own answers
+        than to others'. Equal answers then count as one target.
+        Ids in a store or rows of a gallery, one for each query and -1 for none, are
+        *clicks*. The file is an .npy file [m], or a .csv or .tsv file with the columns
+        query (the text of a query, or its row counted from 0) and target.
+    embed: The model that embeds texts: a function from texts [b] to vectors [b, d], or
+        a name, sentence-transformers:NAME or module:function.
+    name: The name of the queries in error messages.
     """
 
     queries: VectorLike | Sequence[str] | None = None
@@ -91,11 +90,11 @@ class Bank:
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
-        """Return a bank as it is, and queries as a bank.
+        """Return `bank` itself if it is a `Bank`, else a bank of these queries.
 
         Args:
             bank: A `Bank`, or queries.
-            name: What errors call these queries.
+            name: The name of the queries in error messages.
         """
         return bank if isinstance(bank, Bank) else cls(bank, name=name)
 
@@ -103,22 +102,23 @@ class Bank:
     def from_field(
         cls, store: HasFields, field: str, embed: Embed, name: str = "pairs"
     ) -> Bank:
-        """Read titles as pairs: texts in a field of targets, as queries for these.
+        """Read pairs from a store: each target's title is a query that it answers.
 
         Args:
             store: A store whose targets have fields.
-            field: The key, or the column, of titles, names or questions. Targets without
-                a text there are left out. The store is read once for them, vectors and
-                all.
+            field: The key or column of titles, names or questions. Targets without a
+                text in this field are left out. The whole store is read once, with its
+                vectors.
             embed: The model that embeds queries, as for a bank.
-            name: What errors call the pairs.
+            name: The name of the pairs in error messages.
 
         Returns:
-            A bank of at most `MOST_PAIRS` of them, drawn at random, for `learn` of
-            `hubplugin.apply`.
+            A bank of at most `MOST_PAIRS` pairs, drawn at random, for the parameter
+            `learn` of `hubplugin.apply`.
 
         Raises:
-            InputError: No target has a text there, or an argument cannot be used.
+            InputError: No target has a text in this field, or an argument cannot be
+                used.
             StoreError: The store has no such field.
         """
         if not isinstance(store, HasFields):
@@ -147,6 +147,7 @@ class Bank:
                 if len(pairs) < MOST_PAIRS:
                     pairs.append((text, id))
                     continue
+                # Reservoir sampling: every pair is kept with the same probability.
                 place = int(rng.integers(seen))
                 if place < MOST_PAIRS:
                     pairs[place] = (text, id)
@@ -160,7 +161,7 @@ class Bank:
 
     @cached_property
     def texts(self) -> Texts | None:
-        """The queries as texts, None if they are vectors."""
+        """The queries as texts; None if they are vectors."""
         if self.embed is None:
             return None
         queries: Any = () if self.queries is None else self.queries
@@ -196,9 +197,9 @@ class Bank:
         return as_vectors(answers, "target bank") if ids is None else ids
 
     def look(self) -> Bank:
-        """Return this bank. Raises InputError if a file is not there or cannot be read.
+        """Check this bank and return it, without embedding anything.
 
-        Nothing is embedded.
+        Raises InputError if a file does not exist or cannot be read.
         """
         if self.texts is None and self.queries is not None:
             as_vectors(self.queries, self.name)  # type: ignore[arg-type]
@@ -228,8 +229,8 @@ class Bank:
         """Return the queries [m, d].
 
         Args:
-            gallery: If it is a store, queries must have its dimensions.
-            progress: Told while texts are embedded.
+            gallery: The gallery; the queries must have the dimensions of a store.
+            progress: Called while texts are embedded.
 
         Raises:
             InputError: The queries cannot be read or embedded, or have other dimensions.
@@ -264,7 +265,8 @@ class Bank:
             gallery: As in `vectors`.
 
         Raises:
-            InputError: The bank cannot be used, such as for a zero vector under cosine.
+            InputError: The bank cannot be used, for instance because it has a zero
+                vector under cosine.
         """
         metric = Metric.parse(metric)
         compute = compute.settled()
@@ -296,25 +298,29 @@ def _as_ids(answers: Any) -> np.ndarray | None:
     """Return `answers` as an array [m] if they are numbers or texts; None for vectors."""
     try:
         array = np.asarray(answers)
-    except Exception:  # whatever a foreign object raises: `as_vectors` tells of it
+    except Exception:  # a foreign object may raise anything; `as_vectors` reports it
         return None
     if array.ndim != 1:
         return None
-    is_column = array.dtype.kind == "O" and not isinstance(
+    # A column of a table is an array of vectors, whose dtype is object.
+    holds_vectors = array.dtype.kind == "O" and not isinstance(
         array[0], (int, str, np.integer)
     )
-    return None if is_column else array
+    return None if holds_vectors else array
 
 
 def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
-    """Return True if `PAIRED` of the queries are nearer to their own answer than to another.
+    """Return True if more than `PAIRED` of the queries are nearer to their own answer.
 
-    Row i of `answers` belongs to query i. Return False for fewer than `FEWEST`.
+    Each query is compared with one other answer. Row i of `answers` belongs to query i.
+    Return False for fewer than `FEWEST` answers.
     """
     if len(answers) < FEWEST:
         return False
     rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
     queries = bank.query_bank[rows]
     similarities = compare(queries, answers[rows], bank.metric, bank.compute)
-    is_nearer = similarities > np.roll(similarities, 1, axis=1)
-    return bool(is_nearer.diagonal().mean() > PAIRED)
+    own = similarities.diagonal()
+    # The other answer is that of the query before.
+    another = np.roll(similarities, 1, axis=1).diagonal()
+    return bool((own > another).mean() > PAIRED)

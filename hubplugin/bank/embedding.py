@@ -17,20 +17,22 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Any]
 """A function from texts [b] to vectors [b, d]: an array, a tensor or lists."""
 
 Embed: TypeAlias = Embedder | str | None
-"""A model of texts, or its name: `sentence-transformers:NAME` or `module:function`."""
+"""A model that embeds texts, or its name.
+
+The name is `sentence-transformers:NAME` or `module:function`."""
 
 QUERIES = "sentence-transformers"
 DOCUMENTS = "sentence-transformers-documents"
-"""The kind of a model that embeds documents, which some models tell from queries."""
+"""The kind of a model that embeds documents; some models embed queries differently."""
 
 BATCH = 256
-"""Texts embedded at a time: progress is told after each."""
+"""The number of texts in one batch; progress is reported after each batch."""
 
 
 def embedder_of(spec: str) -> Embedder:
     """Return the model called `spec`.
 
-    Raises InputError for a package, a model, a module or a function that is not there.
+    Raises InputError if its package, model, module or function does not exist.
     """
     kind, _, name = spec.partition(":")
     if not name:
@@ -42,7 +44,7 @@ def embedder_of(spec: str) -> Embedder:
         if kind in (QUERIES, DOCUMENTS):
             return _load_model(name, kind == DOCUMENTS)
         if str(Path.cwd()) not in sys.path:
-            # As `python -m` does, and a command does not.
+            # `python -m` adds the working directory, and a command does not.
             sys.path.insert(0, str(Path.cwd()))
         function: Embedder = resolve_name(spec)
     except Exception as error:  # whatever a module or the loading of a model raises
@@ -63,7 +65,7 @@ def _load_model(name: str, documents: bool) -> Embedder:
 
 
 def for_documents(spec: str) -> str:
-    """Return the name of the model called `spec` as it embeds documents."""
+    """Return the name under which the model `spec` embeds documents."""
     return spec.replace(f"{QUERIES}:", f"{DOCUMENTS}:", 1)
 
 
@@ -74,21 +76,22 @@ def embed_texts(
     progress: Progress | None = None,
     dim: int | None = None,
 ) -> np.ndarray:
-    """Embed texts, each different one once.
+    """Embed texts, each distinct text once.
 
     Args:
         texts: The texts.
         embed: A function, or the name of a model.
-        name: What errors call the texts.
-        progress: Is told after each batch.
-        dim: How many dimensions the gallery has; a model of others is refused after its
-            first batch.
+        name: The name of the texts in error messages.
+        progress: Called after each batch.
+        dim: The number of dimensions of the gallery. A model with another number is
+            refused after its first batch.
 
     Returns:
-        float32 [len(texts), d].
+        The vectors, float32 [len(texts), d].
 
     Raises:
-        InputError: The model cannot be had, or returns no matrix of so many rows.
+        InputError: The model cannot be loaded or fails, or does not return one vector
+            for each text.
     """
     if isinstance(embed, str):
         embed = embedder_of(embed)

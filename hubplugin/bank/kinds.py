@@ -1,8 +1,8 @@
-"""The profile of a bank: how its queries lie towards the gallery, and what kind it is.
+"""The profile of a bank: how its queries relate to the gallery, and the bank's kind.
 
 Every number is a share, a correlation or a ratio, so that the limits hold for any model,
 metric and scale. Each limit lies in a gap between banks that help and banks that do
-harm; benchmarks/guard.py measures both sides of it.
+harm; benchmarks/guard.py measures both sides of the gap.
 """
 
 from __future__ import annotations
@@ -31,105 +31,108 @@ Kind: TypeAlias = Literal[
 ]
 
 SEEN = 2_048
-"""Rows of the bank, and of the gallery, that are looked at."""
+"""The most rows of the bank, and of the gallery, that a profile samples."""
 
 NEIGHBOURS = 5
-"""Nearest neighbours of the two-sample tests.
+"""The number of nearest neighbours in the two-sample tests.
 
-Schilling 1986 finds their power to grow little beyond."""
+With more, the power of the test grows little (Schilling 1986)."""
 
 FEWEST = 20
-"""Queries, and targets, below which nothing is said about the kind of a bank."""
+"""The fewest queries, and the fewest targets, from which a bank's kind is judged."""
 
 OWN_SHARE = 0.525
-"""Share of nearest neighbours from the own set below which two sets are one.
+"""The own share below which two sets count as one, see `own_share`.
 
-Documents have 0.50, with an error of 0.01 for 100 to 300 of them. Names asked for by
-their synonyms have 0.49 to 0.57, other queries 0.55 to 1."""
+Documents have 0.50, with an error of 0.01 for 100 to 300 of them. Synonyms that ask for
+names have 0.49 to 0.57, and other queries have 0.55 to 1."""
 
 COPIES = 0.475
-"""The same share below which bank and gallery are nearly the same vectors.
+"""The own share below which bank and gallery have nearly the same vectors.
 
-Documents of the gallery, moved a little or not, have 0.40 to 0.47."""
+Documents of the gallery have 0.40 to 0.47, whether unchanged or moved a little."""
 
 ONE_SIDED = 0.8
-"""`one_sided` below which nothing sets the bank apart from documents.
+"""The value of `one_sided` below which a bank cannot be told from documents.
 
-These have 0.14 to 0.79, whatever their subjects, queries 0.84 to 1, and names asked for
-by their synonyms 0.44 to 0.84."""
+Documents of any subject have 0.14 to 0.79, queries have 0.84 to 1, and synonyms that
+ask for names have 0.44 to 0.84."""
 
 BETWEEN = 0.75
-"""Share of the variance between queries above which they are of two kinds.
+"""The share of the variance between queries above which they are of two kinds.
 
-Queries have 0.1 to 0.4, queries mixed with documents across modalities 0.87, another
-model's vectors 0.82."""
+Queries have 0.1 to 0.4, queries mixed with documents across modalities have 0.87, and
+vectors of another model have 0.82."""
 
 CHANCE = 0.2
-"""`typical_similarity` below which another model embedded the bank.
+"""The `typical_similarity` below which another model must have embedded the bank.
 
-Its vectors have -0.04 to 0.04, queries 0.39 and more."""
+Vectors of another model have -0.04 to 0.04, and queries have 0.39 or more."""
 
 AS_NEAR = 0.85
 NEARER = 1.15
-"""`typical_similarity` of documents about something else, and of what finds its targets.
+"""Limits of `typical_similarity`: documents about other subjects are below `AS_NEAR`,
+and queries that find their targets are above `NEARER`.
 
-Documents of the gallery's subjects have 0.93 to 1.1, of others 0.6 to 0.95, logs of
-synonyms 0.91 and more, and 1.2 if they find their targets."""
+Documents about the gallery's subjects have 0.93 to 1.1, and documents about others have
+0.6 to 0.95. Logs of synonyms have 0.91 or more, and 1.2 if they find their targets."""
 
 ORDER = 0.1
-"""Share of the way from chance to 1 that the vectors of a gallery with order come near."""
+"""The least nearness of targets to each other, as a share of the way from chance to 1,
+at which `typical_similarity` can tell anything."""
 
 COPY = 0.99
-"""Cosine about the mean above which vectors are copies: rounding leaves 0.999."""
+"""The cosine about the mean above which vectors are copies; rounding leaves 0.999."""
 
 FINDING = 400
-"""Queries at a time by which it is told whether what a bank finds lies together.
+"""The number of queries in each part for which `_join_count` is computed.
 
-The more there are, the more targets that are found have neighbours that are: a bank of
-the gallery's own subjects rose from 0.10 by 300 to 0.25 by 2,000."""
+With more queries, more neighbours of found targets are also found: the value of a bank
+on the gallery's own subjects rose from 0.10 for 300 queries to 0.25 for 2,000."""
 
 CLUSTERED = 0.14
 AGREEMENT = 0.64
 """Limits of banks from elsewhere.
 
-What they find lies together, *and* they disagree with the gallery on the hubs. Banks of
-the gallery's own subjects stay below the one (0.134) or above the other (0.77); of 60
-foreign ones of 400 queries and more, 52 have at least 0.146, all at most 0.61."""
+The targets that such a bank finds lie together, *and* it disagrees with the gallery on
+the hubs. Banks on the gallery's own subjects stay below the first limit (0.134) or
+above the second (0.77). Of 60 foreign banks of 400 queries or more, 52 have a
+clustering of at least 0.146, and all have an agreement of at most 0.61."""
 
 OVERLAP = 0.98
-"""Own share above which bank and gallery have no neighbours in common.
+"""The own share above which bank and gallery have no neighbours in common.
 
-So it is across modalities. What the gallery's own vectors find says nothing of the
-queries' hubs then, and a disagreement is a doubt, no objection."""
+This is so across modalities. The targets that the gallery's vectors find then say
+nothing about the queries' hubs, so a disagreement is a doubt and not an objection."""
 
 LOG = 1.1
-"""Spacing ratio above which answers stand out.
+"""The spacing ratio above which answers stand out.
 
-Clean banks have at most 1.07, most logs 1.3 to 3.5. Below it nothing is known: a log
-whose queries find few of their answers has 1.0, too."""
+Clean banks have at most 1.07, and most logs have 1.3 to 3.5. A lower ratio tells
+nothing: a log whose queries find few of their answers also has 1.0."""
 
 
 @dataclass(frozen=True)
 class BankProfile:
-    """A bank as its samples look.
+    """The measurements on samples of a bank and its gallery.
 
-    distinct: Bank queries that differ.
-    spacing: `spacing_ratio` in the gallery; 1 if the target bank holds the answers.
-    own_share: Share of the nearest neighbours that come from the own set, of bank and
-        gallery in equal shares.
-    target_share: The same of target bank and gallery, looked at if `own_share` is low.
+    distinct: The number of distinct bank queries.
+    spacing: The `spacing_ratio` in the gallery; 1 if the target bank holds the answers.
+    own_share: The `own_share` of bank and gallery.
+    target_share: The `own_share` of target bank and gallery, measured if the bank's is
+        low.
     one_sided, near: See `one_sided` and `typical_similarity`.
-    between: Share of the variance of the similarities that lies between queries.
-    clustered: Correlation between whether a target is found by the bank and the share
-        of its neighbours that are.
-    agreement: Correlation, over targets, between how near the bank and how near the
-        gallery itself comes.
-    known: True if answers are known, so that documents may be asked by documents. If
-        they are of this gallery, a bank may look as if it came from elsewhere: a trial
-        on held-out queries then says whether it does harm.
-    answered: Whether the answers are in the gallery, as far as clicks, pairs or the
-        target bank say; None if nothing does.
-    told: False for a bank that is too small to tell.
+    between: The share of the variance of the similarities that lies between queries.
+    clustered: The correlation, over targets, of being found by the bank with the share
+        of neighbours that are found.
+    agreement: The correlation, over targets, of the nearness of the bank with the
+        nearness of the gallery itself.
+    known: True if answers are known, so that documents may be asked by documents.
+    answered: True if the answers are in the gallery according to clicks or pairs, False
+        if the target bank holds them, None if nothing is known. If True, a bank may
+        look as if it came from elsewhere: a trial on held-out queries then shows
+        whether it does harm.
+    told: False for a bank whose kind cannot be told because it is too small.
     """
 
     distinct: int
@@ -157,7 +160,7 @@ class BankProfile:
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
         one_set = self.own_share < OWN_SHARE
-        if self.near >= NEARER:  # they find their targets
+        if self.near >= NEARER:  # the queries find their targets
             one_set = self.own_share < COPIES
         far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
         if (one_set or far) and not self.known:
@@ -171,12 +174,12 @@ class BankProfile:
 
     @property
     def like_documents(self) -> bool:
-        """True if nothing sets the bank apart from documents, whatever their subjects."""
+        """True if the bank cannot be told from documents, whatever their subjects."""
         return self.one_sided < ONE_SIDED
 
     @property
     def finds_a_corner(self) -> bool:
-        """True if what the bank finds lies together, and is not what the gallery finds."""
+        """True if the bank finds targets that lie together, and the gallery others."""
         return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
@@ -186,16 +189,16 @@ class BankProfile:
 
     @property
     def objection(self) -> str | None:
-        """The reason against a fit on this bank, if there is one."""
+        """The reason against a fit on this bank; None if there is none."""
         usable = ("clean", "log", "clean or log", "too small to tell")
         return None if self.kind in usable else str(self)
 
     @property
     def doubt(self) -> str | None:
-        """The question that the bank alone cannot answer, and what would.
+        """The question that the bank alone cannot answer, and the way to answer it.
 
-        It may not be made of queries, or ask about one part of the gallery, to the harm
-        of the rest.
+        The bank may be made of documents, or it may ask about one part of the gallery
+        and harm the rest. None if there is no such doubt.
         """
         if self.objection or not self.told:
             return None
@@ -269,14 +272,14 @@ def profile(
     answered: bool,
     seed: int,
 ) -> BankProfile:
-    """Look at samples of a bank and its gallery.
+    """Measure the profile of a bank on samples of the bank and its gallery.
 
     Args:
         bank: The bank, with its gallery.
-        queries: Some of the bank's, all distinct [m, d].
-        targets: Some of the gallery's [n, d].
-        answered: Clicks or pairs say that the answers are in the gallery.
-        seed: The seed of what is drawn.
+        queries: Distinct queries of the bank [m, d].
+        targets: Targets of the gallery [n, d].
+        answered: True if clicks or pairs say that the answers are in the gallery.
+        seed: The seed of the random samples.
     """
     distinct = len(bank.distinct)
     known = bank.known_answers is not None
@@ -322,12 +325,12 @@ def profile(
 def _as_queries(
     queries: np.ndarray, targets: np.ndarray, metric: Metric
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the queries [m, d], and the gallery's own vectors [n, d] as queries.
+    """Return the queries [m, d], and the gallery's vectors [n, d] as queries.
 
-    The gallery is translated so that its mean is that of the queries, which removes
-    most of the modality gap (Liang et al. 2022). All vectors are scaled to one length if
-    the length of a query cannot change a ranking, or if all queries have the same
-    length: the verdict then depends on neither metric nor scale.
+    The gallery is translated to the mean of the queries, which removes most of the
+    modality gap (Liang et al. 2022). All vectors are scaled to one length if the length
+    of a query cannot change a ranking, or if all queries have the same length. The
+    profile then depends on neither metric nor scale.
     """
     lengths = np.linalg.norm(queries, axis=1)
     length = np.median(lengths)
@@ -346,8 +349,8 @@ def _as_queries(
 def _spacing(bank: PreparedBank) -> float:
     """Return the spacing ratio in the gallery; 1 if the target bank holds the answers.
 
-    A hub stands out just as an answer does. So of all queries whose nearest target is
-    the same, only one counts.
+    A hub stands out just as an answer does. So only one of the queries with the same
+    nearest target counts.
     """
     if bank.answers_are_elsewhere:
         return 1.0
@@ -364,13 +367,14 @@ def own_share(
 ) -> float:
     """Return the share of nearest neighbours that come from a vector's own set.
 
-    The samples of both sets have equal size, so it is 0.5 if the two are one set, and 1
-    if they lie apart (Schilling 1986).
+    The samples of both sets have equal size, so the share is 0.5 if the two are one
+    set, and 1 if they lie apart (Schilling 1986).
 
     Args:
         first, second: The sets [m, d] and [n, d].
         compute: Device and memory.
-        rng: Draws the samples: up to eight of small sets, which lessens the error.
+        rng: The generator of the samples. Of small sets up to eight samples are drawn,
+            to reduce the error.
     """
     size = min(len(first), len(second), SEEN // 2)
     is_second = np.arange(2 * size) >= size
@@ -394,13 +398,13 @@ def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
 def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
     """Return the share of queries that lie beyond their nearest targets.
 
-    Beyond is in the direction from the targets to their nearest queries. What all
-    queries have and no target has, such as their form or their language, puts queries
-    beyond targets whichever side is searched from. A subject does not: seen from the
-    nearest documents about another subject, the direction turns round.
+    "Beyond" is measured in the direction from the targets to their nearest queries. A
+    trait that all queries and no targets have, such as a form or a language, puts
+    queries beyond targets whichever side is searched from. A different subject does
+    not, because the direction is reversed when seen from the nearest documents.
 
     Args:
-        queries, targets: [m, d] and [n, d].
+        queries, targets: The queries [m, d] and the targets [n, d].
         compute: Device and memory.
     """
     similarities = compare(queries, targets, Metric.EUCLIDEAN, compute)
@@ -409,8 +413,9 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     nearest_targets = topk(similarities, size)[1]
     counts = np.bincount(nearest_queries.reshape(-1), minlength=len(queries))
     direction = counts @ queries / nearest_queries.size - targets.mean(axis=0)
-    places = (targets @ direction)[nearest_targets].mean(axis=1)
-    return float((queries @ direction > places).mean())
+    # The positions of each query's nearest targets along this direction.
+    positions = (targets @ direction)[nearest_targets].mean(axis=1)
+    return float((queries @ direction > positions).mean())
 
 
 def typical_similarity(
@@ -420,18 +425,19 @@ def typical_similarity(
     compute: Compute,
     rng: np.random.Generator,
 ) -> float:
-    """Return how near the nearest targets of queries lie.
+    """Return how near queries come to their nearest targets.
 
-    0 is as near as the targets nearest to random directions, 1 as near as targets lie to
-    each other. Queries and targets are each taken about their mean, and copies are left
-    out. Return 1 if nothing can be told: targets lie hardly nearer to each other than
-    to random directions, or these come near because there are few dimensions.
+    0 is as near as random directions come, and 1 is as near as targets come to each
+    other. Queries and targets are each centred on their mean, and copies are left out.
+    Return 1 if nothing can be told: either targets are hardly nearer to each other than
+    random directions are, or random directions come near because there are few
+    dimensions.
 
     Args:
-        queries, targets: [m, d] and [n, d].
+        queries, targets: The queries [m, d] and the targets [n, d].
         metric: The similarity.
         compute: Device and memory.
-        rng: Draws the random directions.
+        rng: The generator of the random directions.
     """
     gallery = _about_mean(targets, metric)
     random = rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32)
@@ -449,13 +455,13 @@ def typical_similarity(
 
 
 def _about_mean(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return directions of the first of `vectors` about the mean of all."""
+    """Return the directions of the first `vectors`, centred on the mean of all."""
     vectors = _unit(vectors, metric)
     return _of_length(vectors - vectors.mean(axis=0), 1.0)[: SEEN // 2]
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return `vectors` at unit length, unless lengths matter to neighbours."""
+    """Return `vectors` at unit length; unchanged if the metric is Euclidean."""
     return vectors if metric is Metric.EUCLIDEAN else _of_length(vectors, 1.0)
 
 
@@ -469,21 +475,22 @@ def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
     """Return how far the targets that the bank finds are neighbours of one another.
 
     This is a join count: the correlation between being found and the share of
-    neighbours that are. For a large bank it is the mean over parts of `FINDING` queries.
+    neighbours that are found. For a large bank it is the mean over parts of `FINDING`
+    queries.
 
     Args:
         nearest: The row of the target that each query finds [m].
         neighbours: The rows of the neighbours of each target [n, k].
     """
-    whole = len(nearest) // FINDING
+    count = len(nearest) // FINDING
     parts = nearest[None]
-    if whole:
-        parts = nearest[: whole * FINDING].reshape(whole, FINDING)
-    counts = []
+    if count:
+        parts = nearest[: count * FINDING].reshape(count, FINDING)
+    correlations = []
     for part in parts:
         is_found = np.isin(np.arange(len(neighbours)), part).astype(float)
-        counts.append(_correlation(is_found, is_found[neighbours].mean(axis=1)))
-    return float(np.mean(counts))
+        correlations.append(_correlation(is_found, is_found[neighbours].mean(axis=1)))
+    return float(np.mean(correlations))
 
 
 def _nearness(similarities: np.ndarray) -> np.ndarray:
@@ -497,7 +504,7 @@ def _nearness(similarities: np.ndarray) -> np.ndarray:
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the correlation of two arrays, 0 if either is constant."""
+    """Return the correlation of two arrays; 0 if either is constant."""
     if not np.ptp(first) or not np.ptp(second):
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])

@@ -1,4 +1,4 @@
-"""`PreparedBank`: checked queries, known answers, and the gallery once it is known."""
+"""`PreparedBank`: checked queries, known answers and, once it is known, the gallery."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 SPREAD_SAMPLE = 4_096
-"""Targets from which `PreparedBank.deviation` is estimated.
+"""The number of targets from which `PreparedBank.deviation` is estimated.
 
 On six sets (text and code, text and image, two languages, a query log) the sample of
 targets moves the deviation by at most 0.03 %, and the sample of `SURVEYED` queries by at
@@ -45,31 +45,33 @@ most 1.7 %. R@1 of the default method is the same as with all targets
 (benchmarks/settings.py)."""
 
 SURVEYED = 512
-"""Bank queries that the kind of a bank is judged by.
+"""The number of queries from which the kind of a bank is judged.
 
 The spacing ratio then has a standard error of about 0.05."""
 
 SPACINGS = 10
-"""Gaps between neighbours in a query's list that the spacing ratio reads."""
+"""The number of gaps between a query's nearest targets that the spacing ratio uses."""
 
 
 def spacing_ratio(largest: np.ndarray) -> float:
     """Return how far the nearest target stands out, as a ratio of gaps.
 
-    It is about 1 or less if answers are elsewhere, and above 1 in a log. With
-    s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one
-    mean for all j if the upper end of their distribution is exponential (Renyi's
-    representation of order statistics). If that end is shorter, the mean is less for
-    small j. The ratio is the mean of the first gap over the mean of the others, over all
-    queries, so it depends on neither scale nor metric. An answer makes the first gap
-    larger. Return 1 for fewer than 3 targets, or if all other gaps are 0.
+    The ratio is about 1 or less if the answers are elsewhere, and above 1 in a log. Let
+    s_1 >= s_2 >= ... be the similarities of one query. The gaps j (s_j - s_j+1) have
+    the same mean for all j if the upper tail of the similarities is exponential
+    (Renyi's representation of order statistics). If the tail is shorter, the mean is
+    smaller for small j. The ratio divides the mean first gap by the mean of the other
+    gaps, both over all queries, so it depends on neither scale nor metric. An answer
+    makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if all other
+    gaps are 0.
 
-    Measured (benchmarks/settings.py): banks whose answers are elsewhere 0.60 to 0.95,
-    logs 0.95 to 3.5, on text and code, text and images, and across languages.
+    Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers
+    are elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and
+    across languages.
 
     Args:
-        largest: The `SPACINGS` + 1 largest similarities of each query, the largest
-            first: [m, k].
+        largest: The `SPACINGS` + 1 largest similarities of each query, in descending
+            order [m, k].
     """
     gaps = -np.diff(largest, axis=1) * np.arange(1, largest.shape[1])
     if gaps.shape[1] < 2 or not gaps[:, 1:].mean() > 0:
@@ -79,9 +81,9 @@ def spacing_ratio(largest: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The nearest targets of the queries `PreparedBank.surveyed`.
+    """The nearest targets of the queries in `PreparedBank.surveyed`.
 
-    largest: The `SPACINGS` + 1 largest similarities, the largest first [q, k].
+    largest: The `SPACINGS` + 1 largest similarities, in descending order [q, k].
     nearest: The row of the nearest target [q].
     """
 
@@ -93,11 +95,11 @@ class Survey:
 class Whole:
     """A gallery that workers have read; `PreparedBank.targets` is then a sample of it.
 
-    count: Targets with a direction.
-    zeros: Zero vectors beside these.
+    count: The number of targets, without zero vectors.
+    zeros: The number of zero vectors.
     survey: As in `PreparedBank`.
     answers: The answers found by similarity; None if the method keeps answers, or if
-        bank or gallery is too small for a log.
+        the bank or the gallery is too small for a log.
     """
 
     count: int
@@ -108,18 +110,19 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBank:
-    """Checked queries, known answers, and the gallery once it is known.
+    """Checked queries, known answers and, once it is known, the gallery.
 
-    Everything that tries or fits a correction takes this. A fold or a sample is a
-    prepared bank with fewer rows.
+    Every function that tries or fits a correction takes a prepared bank. A fold or a
+    sample is a prepared bank with fewer rows.
 
-    query_bank: [m, d], at unit length if the metric is cosine, as is target_bank.
-    target_bank: Vectors of answers [p, d].
-    pairs: The row of the target bank that belongs to each query, int [m].
-    clicks: The row of the gallery that belongs to each query, or the id in a store; -1
-        for none.
+    query_bank: The queries [m, d]; under cosine, they and `target_bank` have unit
+        length.
+    target_bank: The vectors of answers [p, d].
+    pairs: The row of the target bank that answers each query, int [m].
+    clicks: The row of the gallery, or the id in the store, that answers each query [m];
+        -1 for none.
     targets: The gallery, without zero vectors if the metric is cosine.
-    whole: What workers found, if `targets` are a sample of the gallery.
+    whole: The findings of the workers, if `targets` are a sample of the gallery.
     """
 
     query_bank: np.ndarray
@@ -136,44 +139,46 @@ class PreparedBank:
         targets: VectorLike,
         ids: Mapping[int | str, int] | None = None,
         *,
-        trusted: bool = False,
+        has_no_zeros: bool = False,
     ) -> PreparedBank:
-        """Return this bank with a gallery, read once for zero vectors under cosine.
+        """Return this bank with a gallery, without its zero vectors under cosine.
 
         Args:
             targets: The gallery [n, d].
-            ids: The row of each clicked id if the store was read already, as `places`
-                gives them.
-            trusted: Skip the search for zero vectors; a fit raises ZeroVector if there
-                is one.
+            ids: The row of each clicked id, as returned by `places`, if the store was
+                already read.
+            has_no_zeros: Skip the search for zero vectors. A fit raises ZeroVector if
+                there is one after all.
 
         Raises:
-            InputError: The gallery has other dimensions, or lacks what was clicked.
+            InputError: The dimensions differ, or the gallery lacks clicked targets.
         """
         clicks = self.clicks
         if clicks is not None and ids is None and isinstance(targets, Scannable):
             targets, ids = read_store(targets, clicks)
-        whole = as_vectors(targets, "targets")
+        vectors = as_vectors(targets, "targets")
         dim = self.query_bank.shape[1]
-        if whole.dim != dim:
+        if vectors.dim != dim:
             raise InputError(
-                f"{whole.name} has {whole.dim} dimensions, the query bank has {dim}; "
-                "embed both with the same model"
+                f"{vectors.name} has {vectors.dim} dimensions, the query bank has "
+                f"{dim}; embed both with the same model"
             )
-        gallery = whole if trusted else Directed.of(whole, self.metric)
-        if clicks is not None:
-            clicks = locate_rows(gallery, _rows_of(clicks, whole, ids))
-        return replace(self, targets=gallery, clicks=clicks)
+        gallery = vectors if has_no_zeros else Directed.of(vectors, self.metric)
+        if clicks is None:
+            return replace(self, targets=gallery)
+        # Clicks count rows with the zero vectors, which `gallery` leaves out.
+        rows = _rows_of(clicks, vectors, ids)
+        return replace(self, targets=gallery, clicks=locate_rows(gallery, rows))
 
     def with_pairs(self, pairs: PreparedBank) -> PreparedBank:
-        """Return this bank with the queries and clicks of `pairs` behind its own.
+        """Return this bank with the queries and clicks of `pairs` appended.
 
-        A bank without clicks has -1 for each query.
+        Queries of a bank without clicks get the click -1.
         """
         clicks = []
-        for part in (self, pairs):
-            unknown = np.full(len(part.query_bank), -1)
-            clicks.append(unknown if part.clicks is None else part.clicks)
+        for bank in (self, pairs):
+            unknown = np.full(len(bank.query_bank), -1)
+            clicks.append(unknown if bank.clicks is None else bank.clicks)
         queries = np.concatenate([self.query_bank, pairs.query_bank])
         clicked = np.concatenate(clicks)
         return replace(self, query_bank=queries, clicks=clicked)
@@ -187,11 +192,11 @@ class PreparedBank:
 
     @property
     def known_answers(self) -> np.ndarray | None:
-        """The row of target bank or gallery that each query asks for, -1 if unknown."""
+        """The row in target bank or gallery that answers each query, -1 if unknown."""
         return self.clicks if self.pairs is None else self.pairs
 
     def require_answers(self) -> np.ndarray:
-        """Return the known answers [m]. Raises InputError without any."""
+        """Return the known answers [m]. Raises InputError if there are none."""
         answers = self.known_answers
         if answers is None:
             raise InputError(
@@ -202,7 +207,7 @@ class PreparedBank:
         return answers
 
     def require_targets(self) -> Vectors:
-        """Return the gallery. Raises InputError without one."""
+        """Return the gallery. Raises InputError if there is none."""
         if self.targets is None:
             raise InputError(
                 "this is fitted against the gallery, and none was given: pass ",
@@ -212,7 +217,7 @@ class PreparedBank:
 
     @property
     def count(self) -> int:
-        """The number of targets with a direction in the whole gallery."""
+        """The number of targets in the whole gallery, without zero vectors."""
         if self.whole is not None:
             return self.whole.count
         return self.require_targets().rows
@@ -231,16 +236,16 @@ class PreparedBank:
 
     @cached_property
     def distinct(self) -> np.ndarray:
-        """The rows of the queries that are no copy of an earlier one, in order."""
+        """The rows of the queries that do not repeat an earlier one, in order."""
         return np.unique(self.same)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of query bank and target bank, which names them."""
+        """A hash that identifies the query bank and the target bank."""
         return fingerprint(self.query_bank, self.target_bank)
 
     def require_target_bank(self) -> np.ndarray:
-        """Return the target bank. Raises InputError without one."""
+        """Return the target bank. Raises InputError if there is none."""
         if self.target_bank is None:
             raise InputError(
                 "the bank lacks the vectors of answers: pass ", Parameter("answers")
@@ -249,12 +254,12 @@ class PreparedBank:
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`, always the same: similarities are cached by it."""
+        """The target bank as `Vectors`; one object, which keys cached similarities."""
         return as_vectors(self.require_target_bank(), "target bank")
 
     @property
     def similarities(self) -> Similarities:
-        """The query bank, which is to be multiplied with targets."""
+        """The query bank, ready to be multiplied with targets."""
         return Similarities(self.query_bank, self.metric, self.compute)
 
     @cached_property
@@ -280,24 +285,26 @@ class PreparedBank:
     def deviation(self) -> float:
         """The standard deviation of the similarities between bank and gallery.
 
-        It is estimated from a sample of both.
+        It is estimated from samples of both.
         """
         rng = np.random.default_rng(0)
         sample = draw_sample(self.require_targets(), SPREAD_SAMPLE, self.metric, rng)
-        of_prepared = Metric.DOT if self.metric is Metric.COSINE else self.metric
+        # The vectors of both samples already have unit length under cosine.
+        metric = Metric.DOT if self.metric is Metric.COSINE else self.metric
         quiet = self.compute.without_progress
-        return float(compare(self.surveyed, sample, of_prepared, quiet).std())
+        return float(compare(self.surveyed, sample, metric, quiet).std())
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
-        """True if the target bank holds the answers, not the gallery.
+        """True if the target bank holds the answers, and the gallery does not.
 
-        The nearest target stands out more there than in the gallery. It is False without
-        a target bank, so a fit leaves answers in the gallery out: on seventeen settings
-        that costs the default 0.06 points of R@1 on average, while keeping them costs
-        3.3 on the worst log (benchmarks/settings.py).
+        The nearest target then stands out more in the target bank than in the gallery.
+        The property is False without a target bank, so a fit leaves out answers in the
+        gallery. On seventeen settings that costs the default method 0.06 points of R@1
+        on average, while keeping the answers costs 3.3 points on the worst log
+        (benchmarks/settings.py).
         """
-        # Too few answers have gaps to compare.
+        # A small target bank has too few gaps to compare.
         if self.target_bank is None or len(self.target_bank) <= SPACINGS:
             return False
         in_target_bank = spacing_ratio(self._survey(self.answer_vectors).largest)
@@ -305,29 +312,33 @@ class PreparedBank:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The answers found by similarity in gallery and target bank; None as in `Whole`."""
+        """The answers found by similarity in gallery and target bank.
+
+        None in the cases that `Whole` names.
+        """
         if self.whole is not None:
             return self.whole.answers
-        columns = [self.require_targets()]
+        searched = [self.require_targets()]
         if self.target_bank is not None:
-            columns.append(self.answer_vectors)
-        return find_answers(self.similarities, columns)
+            searched.append(self.answer_vectors)
+        return find_answers(self.similarities, searched)
 
 
 def compare(
     queries: np.ndarray, targets: VectorLike, metric: Metric, compute: Compute
 ) -> np.ndarray:
-    """Return the similarities of all queries [m, d] and all targets [n, d]: [m, n]."""
+    """Return the similarity [m, n] of each query [m, d] to each target [n, d]."""
     similarities = Similarities(queries, metric, compute)
     return dense(similarities, as_vectors(targets, "targets"))
 
 
 def number_rows(vectors: np.ndarray) -> np.ndarray:
     """Return the row of the first vector that equals each of `vectors`: int64 [m]."""
-    first: dict[bytes, int] = {}
+    first_rows: dict[bytes, int] = {}
     numbers = np.empty(len(vectors), np.int64)
-    for number, row in enumerate(vectors + 0.0):  # makes -0 the 0 it equals
-        numbers[number] = first.setdefault(row.tobytes(), number)
+    # Adding 0.0 turns -0.0 into 0.0, so that equal vectors have equal bytes.
+    for row, vector in enumerate(vectors + 0.0):
+        numbers[row] = first_rows.setdefault(vector.tobytes(), row)
     return numbers
 
 
@@ -336,8 +347,8 @@ def _rows_of(
 ) -> np.ndarray:
     """Return the row of the gallery that each query clicked [m], -1 for none.
 
-    Ids that the gallery lacks count as none, and are named in the log. Raises InputError
-    if it lacks all of them.
+    Clicks on ids that the gallery lacks become -1, and a warning names the ids. Raises
+    InputError if the gallery lacks all of them.
     """
     clicked = [id for id in clicks.tolist() if id != -1]
     if not clicked:
@@ -369,21 +380,21 @@ def _rows_of(
         )
         first = list_first(unknown)
         logger.warning(message, len(unknown), len(clicked), first, example)
-    known = {**ids, -1: -1}
-    return np.array([known.get(id, -1) for id in clicks.tolist()], np.int64)
+    rows = {**ids, -1: -1}
+    return np.array([rows.get(id, -1) for id in clicks.tolist()], np.int64)
 
 
 def places(
     ids: Sequence[int | str], first: int, clicked: Container[int | str]
 ) -> dict[int | str, int]:
-    """Return the rows of the `ids` that were `clicked`; the first id has the row `first`.
+    """Return the row of each of the `ids` that was `clicked`; the first row is `first`.
 
-    Digits count as a number, which clicks and stores may write as texts. The id of row 0
-    is always returned, as an example of the store's ids.
+    An id of digits counts as a number, even if clicks or store write it as text. The id
+    of row 0 is always returned, as an example of the store's ids.
     """
     rows: dict[int | str, int] = {}
     for row, id in enumerate(map(plain_id, ids), start=first):
-        if id in clicked or not row:
+        if id in clicked or row == 0:
             rows[id] = row
     return rows
 
@@ -391,7 +402,7 @@ def places(
 def read_store(
     store: Scannable, clicks: np.ndarray
 ) -> tuple[Vectors, dict[int | str, int]]:
-    """Read a store once. Return its vectors, and the rows of the ids in `clicks` [m]."""
+    """Read a store once; return its vectors and the rows of the ids in `clicks` [m]."""
     rows: dict[int | str, int] = {}
     wanted = set(clicks.tolist())
 
@@ -406,7 +417,7 @@ def read_store(
 
 
 def find_missing(store: Scannable, clicked: Iterable[int | str]) -> set[int | str]:
-    """Read a store. Return the `clicked` ids that are not in it."""
+    """Return the `clicked` ids that a store lacks. The whole store is read."""
     missing = set(clicked)
     for batch in store.scan():
         missing -= places(batch.ids, 0, missing).keys()

@@ -23,24 +23,24 @@ logger = logging.getLogger(__name__)
 READABLE = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 
 TEXT = ("query", "text", "question")
-"""Names of the column of texts; the first that the file has is read."""
+"""Possible names of the column of texts; the first one in the file is read."""
 
 TARGET = ("target", "id", "target_id", "document", "doc_id")
-"""Names of the column of clicked targets, likewise."""
+"""Possible names of the column of clicked targets, likewise."""
 
 BLOCK = 16 << 20
-"""Bytes of a file that are read at a time. A row must fit."""
+"""The number of bytes that are read at a time; each row must fit."""
 
 NAMED = 5
-"""How many of those that are left out are named."""
+"""The most left-out items that a warning names."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts of a log that are not empty.
+    """The texts of a log, without empty ones.
 
-    rows: The row of each in the file, counted from 0.
-    name: What errors call them.
+    rows: The row of each text in the file, counted from 0.
+    name: The name of the texts in error messages.
     """
 
     texts: Sequence[str]
@@ -49,9 +49,9 @@ class Texts:
 
 
 def holds_texts(path: Any, embeds: bool = False) -> bool:
-    """Return True if the file `path` is of a kind that holds texts.
+    """Return True if the suffix of `path` is that of a file of texts.
 
-    A .parquet file may hold texts or vectors: texts if a model `embeds`.
+    A .parquet file counts as texts if a model `embeds` them, else as vectors.
     """
     suffix = Path(path).suffix
     return suffix in READABLE and (embeds or suffix != ".parquet")
@@ -60,10 +60,11 @@ def holds_texts(path: Any, embeds: bool = False) -> bool:
 def read_texts(path: Any, name: str = "query bank") -> Texts:
     """Read the lines of a file, or its column query, text or question.
 
-    Empty ones are left out and counted in the log. Errors call the texts `name`.
+    Empty texts are left out, and a warning counts them. Error messages call the texts
+    `name`.
 
     Raises:
-        InputError: The file is not there, damaged or of another kind, or has no such
+        InputError: The file is missing, damaged or of another kind, or lacks the
             column.
     """
     path = Path(path)
@@ -88,10 +89,10 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
     full = [row for row, text in enumerate(stripped) if text]
     if not full:
         raise InputError(f"{name} has no texts")
-    lacking = len(rows) - len(full)
-    if lacking:
+    empty = len(rows) - len(full)
+    if empty:
         message = "%s: %d of %d rows have no text and are left out"
-        logger.warning(message, name, lacking, len(rows))
+        logger.warning(message, name, empty, len(rows))
     return Texts([stripped[row] for row in full], full, name)
 
 
@@ -100,11 +101,11 @@ def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
 
     Args:
         path: The file.
-        *columns: The names that each column may have. The first that the file has counts.
+        *columns: The possible names of each column. The first one with a text is read.
 
     Returns:
-        The text in each row of each column, None if there is none; an empty list for a
-        column that the file lacks.
+        For each column, the text in each row, or None where there is none. The list is
+        empty for a column that the file lacks.
 
     Raises:
         InputError: The file cannot be read, or pyarrow is missing.
@@ -144,24 +145,24 @@ def read_clicks(
     texts: Sequence[str | None] | None = None,
     rows: Iterable[int] | None = None,
 ) -> np.ndarray:
-    """Read the id of the target that each bank query led to.
+    """Read the id of the target that was clicked for each bank query.
 
-    Of several clicks of a query the most frequent target counts, of equally frequent
-    ones the first in the file: a bank query has one id, and a click may be a slip.
-    Clicks of queries that are not in the bank are counted and named in the log.
+    If a query has several clicks, the most frequent target counts, since a click may be
+    a slip. Among equally frequent targets, the first one in the file counts. Clicks of
+    queries that are not in the bank are left out, and a warning names these queries.
 
     Args:
-        path: .csv or .tsv with the columns `query`, the text of a bank query or its row
-            counted from 0, and `target`, an id in the store.
-        count: How many bank queries there are.
-        texts: Their texts [count].
-        rows: The rows that they have in the file of the bank, if some were left out.
+        path: A .csv or .tsv file with the columns `query`, the text of a bank query or
+            its row counted from 0, and `target`, an id in the store.
+        count: The number of bank queries.
+        texts: The texts of the bank queries [count].
+        rows: Their rows in the file of the bank, if some rows were left out.
 
     Returns:
-        [count], -1 for none.
+        The ids [count], -1 for none.
 
     Raises:
-        InputError: The file cannot be read, or has nothing of the bank.
+        InputError: The file cannot be read, or has no click of a bank query.
     """
     queries, targets = read_columns(path, TEXT, TARGET)
     if not queries or not targets:
@@ -171,7 +172,7 @@ def read_clicks(
         if text is not None:
             places[text.strip()].append(place)
     for place, row in enumerate(range(count) if rows is None else rows):
-        # A text is stronger than a number.
+        # A query whose text is a number comes before the row of that number.
         places.setdefault(str(row), [place])
     clicks = Counter[tuple[int, str]]()
     unknown = []
@@ -199,20 +200,21 @@ def read_clicks(
         first = list_first(unknown)
         logger.warning(message, path.name, len(unknown), given, first)
     ids = ["-1"] * count
+    # The most frequent target comes last and overwrites the others.
     for (place, target), _ in reversed(clicks.most_common()):
         ids[place] = target
     return as_ids(ids)
 
 
 def as_ids(ids: Iterable[int | str]) -> np.ndarray:
-    """Return ids as an array [m], of numbers if all are: digits count as a number."""
+    """Return ids as an array [m]: int64 if all are numbers or digits, else objects."""
     plain = [plain_id(id) for id in ids]
-    fit = all(isinstance(id, int) and id < 2**63 for id in plain)
-    return np.array(plain, np.int64 if fit else object)
+    are_numbers = all(isinstance(id, int) and id < 2**63 for id in plain)
+    return np.array(plain, np.int64 if are_numbers else object)
 
 
 def list_first(items: Collection[object]) -> str:
-    """Return the first few of the items that differ."""
+    """Return the first few distinct items as one text."""
     distinct = [repr(item) for item in dict.fromkeys(items)]
     if len(distinct) > NAMED:
         distinct[NAMED:] = ["..."]

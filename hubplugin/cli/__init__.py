@@ -15,7 +15,7 @@ ORDER = [
     "explain",
     "bank",
 ]
-"""Of the commands in `hubplugin --help`: as somebody needs them who has none yet."""
+"""The order of commands in `hubplugin --help`, in which a new user needs them."""
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))
 
 __all__ = ["app", "correct", "main", "manage", "measure"]

@@ -1,8 +1,8 @@
-"""The command line's frame: what every command shares, and how it ends.
+"""The frame of the command line: shared options, output and exit statuses.
 
-A command returns a result, of which the frame prints text or JSON. Its exit status is 0 if all is well, 1 after an
-error, 2 where it was typed wrongly, 3 if the guard refused a correction, 4 if the result needs somebody's attention,
-and 130 after Ctrl-C.
+A command returns a result, which the frame prints as text or JSON. The exit status is 0
+if all is well, 1 after an error, 2 after wrong usage, 3 if the guard refused a
+correction, 4 if the result needs attention, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from hubplugin.registry import without_secrets
 from hubplugin.results import Result, Spell, Step
 
 OF_A_URL = {"metric": "metric", "storage": "storage", "vector": "using"}
-"""What a parameter is called behind a URL."""
+"""The names of parameters in the query of a URL."""
 
 ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
-"""Exit statuses beside 0; typer's own for wrong usage is 2."""
+"""Exit statuses other than 0; typer uses 2 for wrong usage."""
 
 JSON_VERSION = 1
-"""Version of what `--json` prints. It grows when a name in it changes its meaning or goes away, not when one comes."""
+"""The version of the output of `--json`.
+
+It increases if a name is removed or changes its meaning, but not if one is added."""
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """Return `parameter` as it is typed: an option of `command`, or a part of the URL."""
+    """Return `parameter` in typed form: an option of `command` or part of a URL."""
     options = {option.name: option for option in command.params}
     name = parameter.name
     value = parameter.value
@@ -67,7 +69,7 @@ def warn(text: str) -> None:
 
 
 class LogLines(logging.Handler):
-    """Print each log message as a line, and say so if it is a warning."""
+    """Print each log message as a line, and mark warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
         (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
@@ -155,16 +157,16 @@ def options_of_all(
         ),
     ] = "auto",
 ) -> None:
-    """The options that every command has."""
+    """Declare the options that every command has."""
 
 
 SHARED = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a function a command of its name, with the options that every command has.
+    """Register a function as a command of the same name, with the shared options.
 
-    If it has a parameter `compute`, it is given what a job computes with.
+    A parameter `compute` of the function gets the `Compute` of the chosen device.
     """
     own = dict(inspect.signature(function, eval_str=True).parameters)
     computes = own.pop("compute", None) is not None
@@ -210,9 +212,10 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def computing(device: str) -> Iterator[Compute]:
-    """Yield what a job computes with.
+    """Yield the `Compute` of a job on `device`.
 
-    Progress is shown as bars on a terminal, as lines elsewhere; not at all if quiet.
+    Progress is shown as bars on a terminal and as lines elsewhere; with --quiet, not at
+    all.
     """
     from hubplugin.progress import bars, lines
 
@@ -227,14 +230,14 @@ def computing(device: str) -> Iterator[Compute]:
 
 
 CARRIED = ("bank", "answers", "embed", "pairs_from")
-"""Arguments of a command that are repeated in the next one that its result suggests."""
+"""The arguments of a command that are repeated in the next command it suggests."""
 
 
 def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     """Return the command line of a suggested step.
 
-    `arguments` are those of the command that suggests it: the step has the same store
-    and, if it takes a bank, the same bank files.
+    `arguments` are the arguments of the command that suggests the step. The step has
+    the same store and, if it takes a bank, the same bank files.
     """
     group: Any = typer.main.get_command(app)
     store = arguments.get("store") or arguments["targets"]
@@ -252,17 +255,17 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
 
 
 def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) -> None:
-    """Write the page of a result, with the command that was typed, if a report is asked for."""
+    """Write the page of a result with the typed command, if a report is requested."""
     if arguments.get("report") is None:
         return
-    # Without what is secret in its URLs.
+    # Leave out secrets in URLs.
     words = [without_secrets(word) if ":" in word else word for word in sys.argv]
     typed = shlex.join(["hubplugin", *words[1:]])
     result.to_html(arguments["report"], typed, arguments.get("images"), spell)
 
 
 def require_writable(path: Path | None) -> None:
-    """Raise InputError if a file cannot be written: before the work, not behind it."""
+    """Raise InputError if a file cannot be written, before a job does its work."""
     if path is None:
         return
     folder = Path(os.path.realpath(path)).parent
@@ -279,7 +282,7 @@ def has_colours() -> bool:
 
 @contextmanager
 def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
-    """Choose what is logged and warned of during one command."""
+    """Set the level of logs and warnings during one command."""
     logger = logging.getLogger("hubplugin")
     before = logger.level
     level = logging.INFO if verbose else logging.WARNING

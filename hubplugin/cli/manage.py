@@ -1,4 +1,4 @@
-"""Commands that manage what lies beside a correction: explain, bank."""
+"""Commands on a correction's surroundings: explain a search, show the recorded bank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Explained(Result):
     """The request by which other clients get the corrected ranking.
 
     text: The request, ready to paste.
-    request: The same as JSON, in the store's own form: method, path and body for a server.
+    request: The same request as JSON, in the form of the store: method, path and body
+        for a server.
     """
 
     text: str
@@ -76,13 +77,14 @@ class RecordedBank(Result):
 
     queries: The number of recorded queries.
     dim: The number of their dimensions.
-    seen: How many queries were asked in all.
+    seen: The number of queries that were asked in all.
     first, last: The times of the first and the last query.
-    clicks: How often people clicked on targets of the store.
-    pairs: How many different pairs of query and target these clicks form.
-    unknown: Further clicks on targets that are not in the store; 0 if only a folder is read.
-    how_to_record: How to record queries.
-    forgotten: How many queries were deleted by this command.
+    clicks: The number of clicks on targets of the store.
+    pairs: The number of different pairs of query and target in these clicks.
+    unknown: The number of clicks on targets that are not in the store; 0 if only a
+        folder is read.
+    how_to_record: Instructions for recording queries.
+    forgotten: The number of queries that this command deleted.
     """
 
     store: str
@@ -148,7 +150,7 @@ def bank(
     require_writable(export)
     ids = forget or []
     for query in ids:
-        as_id(query)  # which says what is no id
+        as_id(query)  # raises for an invalid id
     name = place
     dim = None
     folder: Path | None = Path(place)

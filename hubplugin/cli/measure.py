@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: diagnose, evaluate, inspect."""
+"""Commands that change nothing: diagnose, evaluate, inspect."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def evaluate(
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
-    """Return the vectors of all rows, since row i of the file belongs to row i of the truth.
+    """Return the vectors of all rows: row i of the file belongs to row i of the truth.
 
     Raises:
         InputError: A row has no text.

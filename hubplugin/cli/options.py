@@ -1,6 +1,7 @@
-"""The options that several commands have, and how they are read.
+"""The options that several commands share, and their readers.
 
-Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
+Files are checked and stores opened before any module that computes is imported, because
+importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ DryRun = Annotated[
 
 
 def embedding(source: str | list[str] | None, embed: str | None) -> str | None:
-    """Return `embed`, the model of texts, for a bank of texts; a file of vectors needs none."""
+    """Return `embed`, the model of texts, if `source` has texts; None for vectors."""
     if source is None:
         return None
     if isinstance(source, str) and not holds_texts(source, embed is not None):
@@ -104,10 +105,10 @@ def bank_of(
     *,
     others_embed: bool = False,
 ) -> Bank:
-    """Return the bank as it was typed, whose files were looked at.
+    """Return the bank of the typed options, after a check of its files.
 
-    It has no queries where none are named. others_embed: something else has texts, so
-    that the bank may be of vectors.
+    Without a file, the bank has no queries. With `others_embed`, the model also serves
+    other texts, so the bank may consist of vectors.
     """
     if others_embed:
         embed = embedding(bank, embed)
@@ -121,9 +122,9 @@ def open_inputs(
     embed: str | None,
     pairs_from: str | None,
 ) -> tuple[Store, Bank, Bank | None]:
-    """Return a store, the bank, and the pairs that a field of the store holds.
+    """Return the store, the bank, and the pairs from a field of the store.
 
-    Files are looked at first. Pairs are None if no field is named.
+    Files are checked first. The pairs are None if no field is named.
     """
     examples = bank_of(bank, answers, embed, others_embed=pairs_from is not None)
     opened = open_store(store)
@@ -135,7 +136,7 @@ def open_inputs(
 def parameters_of(method: str | None, settings: list[str] | None) -> dict[str, Any]:
     """Return the settings of `method` by name.
 
-    They are checked here, so that none can be taken for another argument of `apply`.
+    They are checked here, so that none can pass for another argument of `apply`.
     """
     from hubplugin.methods import METHODS, build_method
 

@@ -1,4 +1,4 @@
-"""A folder as BEIR has it: corpus.jsonl, queries.jsonl, and qrels/test.tsv."""
+"""The reader of BEIR folders: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hubplugin.vectors import require_file
 
 @dataclass(frozen=True)
 class Beir:
-    """A data set of BEIR.
+    """A BEIR data set.
 
-    documents, ids: Title and text of each document, and its id [n].
-    queries, query_ids: The queries that have a relevant document [q].
-    qrels: The file that says which.
+    documents, ids: The title and text of each document, and the ids [n].
+    queries, query_ids: The queries that have a relevant document, and their ids [q].
+    qrels: The file of the relevant documents.
     """
 
     documents: list[str]
@@ -30,8 +30,7 @@ class Beir:
 def read_beir(folder: Path) -> Beir:
     """Read the data set in `folder`, with its test queries.
 
-    Raises InputError for a file that is missing or of another form, and for a corpus
-    without texts.
+    Raises InputError if a file is missing or malformed, or if the corpus has no texts.
     """
     qrels = folder / "qrels" / "test.tsv"
     judged = {query for query, _, _ in read_qrels(qrels)}
@@ -47,7 +46,7 @@ def read_beir(folder: Path) -> Beir:
 
 
 def _texts(path: Path) -> dict[str, str]:
-    """Return title and text of each line by its id."""
+    """Return the title and text in each line, by id."""
     require_file(path, "BEIR")
     keys, titles, texts = read_columns(path, ("_id",), ("title",), ("text",))
     if not keys or not texts or None in (*keys, *texts):

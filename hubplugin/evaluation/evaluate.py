@@ -1,4 +1,4 @@
-"""`evaluate`: raw search and corrections side by side, on queries of known answers."""
+"""`evaluate`: raw search and corrections compared on queries with known answers."""
 
 from __future__ import annotations
 
@@ -52,46 +52,46 @@ def evaluate(
     seed: int = 0,
     compute: Compute = Compute(),
 ) -> Results:
-    """Measure whether a correction helps: recall and hubness, on queries with known answers.
+    """Measure recall and hubness, raw and corrected, on queries with known answers.
 
     A store is searched raw and corrected; arrays are ranked raw and by every method.
 
     All additive methods share one product of queries and targets. Memory holds the
-    queries, one block of targets, and k rows a query and one offset a target for each
-    method.
+    queries, one block of targets and, for each method, k rows per query and one offset
+    per target.
 
     Args:
-        targets: [n, d], ranked raw and under each method. Or a store, which is searched
-            as it is, raw and by its active correction, as an application does it:
-            index, quantisation and filter included. Nothing is changed.
+        targets: Vectors [n, d], which are ranked raw and under each method. Or a store,
+            which is searched raw and with its active correction, in the way an
+            application does: with index, quantisation and filter. The store is not
+            changed.
         bank: For arrays only, as in `hubplugin.fit`.
-        queries: [q, d].
-        truth: See `TruthLike`; by default row i of the targets is the true one of query
-            i.
-        methods: For arrays only: names, with parameters where they differ from the
-            defaults ("is", "nnn k=128 alpha=0.75"). They are the additive methods, the
-            query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which
-            need no bank and compare up to 25 million pairs. By default every additive
-            method that the bank allows.
-        models: For arrays only: fitted models by label, as {"learned":
+        queries: The queries [q, d].
+        truth: See `TruthLike`; by default row i of the targets answers query i.
+        methods: For arrays only, the names of methods, with parameters that differ from
+            the defaults ("is", "nnn k=128 alpha=0.75"). Possible are the additive
+            methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and
+            hn, which need no bank and compare up to 25 million pairs. By default every
+            additive method that the bank allows.
+        models: For arrays only, fitted models by label, such as {"learned":
             hubplugin.fit(..., learn=True)}.
-        k: How many targets a query finds, of the k-occurrence and nDCG@k; 10 as in the
-            papers.
+        k: The number of targets that each query finds, also for the k-occurrence and
+            nDCG@k; 10 as in the papers.
         condition: For a store only, a filter, see `hubplugin.store.Store.with_filter`.
-        names: What reports and a qrels file call targets: a sequence, or a file of
-            texts, one a line or in JSON. For a store a function of ids, as `hubplugin.jobs.naming`
-            gives it.
-        query_names: What they call queries.
+        names: The names of targets in reports and in a qrels file: a sequence, or a
+            file of texts, one per line or in JSON. For a store, a function of ids, such
+            as one from `hubplugin.jobs.naming`.
+        query_names: The names of queries in reports and in a qrels file.
         metric: For arrays only, as in `hubplugin.fit`.
         seed: The seed of the bootstrap and of samples.
         compute: Device and memory.
 
     Returns:
-        Figures of each ranking, hubs and examples; the raw search comes first.
+        The figures of each ranking, hubs and examples. The raw search comes first.
 
     Raises:
-        InputError: Something cannot be used as given, such as a zero vector under
-            cosine, or no query finds a true target of a store.
+        InputError: An argument cannot be used, for instance because of a zero vector
+            under cosine, or no query finds a true target in a store.
     """
     vectors = as_vectors(queries, "queries")
     if seed < 0:
@@ -127,11 +127,11 @@ def evaluate(
 
 
 EXAMPLES = 3
-"""The most examples of won queries, and of lost queries."""
+"""The most examples of won queries, and the most of lost ones."""
 
 
 def results_of(ranked: Ranked, task: Task) -> Results:
-    """Return the results of the rankings: figures, hubs and examples."""
+    """Return the results of rankings: figures, hubs and examples."""
     methods = _measure_methods(ranked, task)
     found = {RAW: ranked.rankings[0].nearest}
     best = usable_best(methods)
@@ -151,7 +151,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     size = len(ranked.ids)
     hubs, never = find_hubs(found, size, describe)
     if ranked.count != size:
-        never = []  # most of these are not known by name
+        never = []  # only found targets have known ids
     return Results(
         queries=len(ranked.rankings[0].nearest),
         judged=len(ranked.judged),
@@ -191,7 +191,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
             )
         if ranked.count is None:
             times = hubness.count_targets(occurrence)
-            times.pop(0, None)  # nobody knows how many there are that no query finds
+            times.pop(0, None)  # the number of targets never found is unknown
         else:
             of_all = hubness.add_never_found(occurrence, ranked.count)
             times = hubness.count_targets(of_all)
@@ -218,7 +218,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
 
 
 def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Example]:
-    """Draw up to `EXAMPLES` judged queries that `corrected` has won, and that it has lost."""
+    """Draw up to `EXAMPLES` queries that `corrected` won, and as many that it lost."""
     raw = ranked.rankings[0]
     rng = np.random.default_rng(seed)
     for outcome, winner, loser in (("won", corrected, raw), ("lost", raw, corrected)):

@@ -1,6 +1,6 @@
 """Transport plans between all queries and all targets: DBSN table 6.
 
-They are for comparison, since no search knows its queries beforehand.
+They serve for comparison only, since a search does not know its queries beforehand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from hubplugin.errors import InputError, install
 
 LARGEST_PLAN = 25_000_000
-"""Pairs: 200 MB a matrix, of which a solver holds several.
+"""The most pairs in a plan: each matrix takes 200 MB, and a solver holds several.
 
 Each plan takes less than a minute on one core."""
 
@@ -40,7 +40,7 @@ def l2_transport(similarities: np.ndarray) -> np.ndarray:
 
     queries, targets = similarities.shape
     if np.ptp(similarities) <= 1e-6 * np.abs(similarities).max():
-        # All plans are worth the same.
+        # All similarities are equal, so every plan is optimal.
         return np.full_like(similarities, 1 / similarities.size)
     coefficient = float(similarities.std()) * min(queries, targets)
     plan: np.ndarray = ot.smooth.smooth_ot_dual(
@@ -57,8 +57,8 @@ def l2_transport(similarities: np.ndarray) -> np.ndarray:
 def hungarian(similarities: np.ndarray) -> np.ndarray:
     """Return `hn`: 1 where the best assignment matches query and target, else 0: [q, n].
 
-    It has the largest total similarity. Each target serves at most one query; if there
-    are more queries than targets, the rest match nothing.
+    The best assignment has the largest total similarity. Each target serves at most one
+    query; if there are more queries than targets, some queries match nothing.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -77,7 +77,7 @@ PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def require_solvable(method: str, queries: int, targets: int) -> None:
     """Raise InputError if the plan called `method` cannot be solved.
 
-    Its solver may be missing, or the number of queries x targets be too large.
+    Either the solver is not installed, or there are too many pairs.
     """
     module, package = ("scipy", "scipy") if method == "hn" else ("ot", "POT")
     if find_spec(module) is None:

@@ -1,4 +1,4 @@
-"""Rankings of an evaluation: a store by its own search, arrays under each method."""
+"""Rankings for an evaluation: by a store's search, or of arrays under each method."""
 
 from __future__ import annotations
 
@@ -46,18 +46,21 @@ from hubplugin.vectors import (
 )
 
 Scoring: TypeAlias = Callable[[slice], np.ndarray]
-"""Returns the scores of all targets for the queries in some rows: rows -> [rows, n]."""
+"""A function that returns the scores of all targets for some rows of the queries:
+rows -> [rows, n]."""
 
 Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""The counts of `TruthCounts`, greater and equal [p], and the rows of `TopK` [q, k]."""
+"""`greater` and `equal` of `TruthCounts` [p], and the rows of `TopK` [q, k]."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Queries [q, d], what reports call them, and how they are searched.
+    """The queries of an evaluation, and how they are searched.
 
-    k: How many targets each query finds.
-    seed: The seed of samples and of noise that breaks ties.
+    queries: The queries [q, d].
+    query_names: The names of the queries in reports.
+    k: The number of targets that each query finds.
+    seed: The seed of samples and of the noise that breaks ties.
     """
 
     queries: Vectors
@@ -71,8 +74,9 @@ class Task:
 class Candidate:
     """A way to rank targets.
 
-    The targets of an array are ranked by `scores`, or by `offsets` [n] and queries that
-    `query_map` maps, if there is one. A store ranks by itself: all three are None.
+    The targets of an array are ranked either by `scores` or by `offsets` [n], with
+    queries mapped by `query_map` if there is one. For a store all three are None, since
+    its own search ranks.
     """
 
     label: str
@@ -85,12 +89,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The first targets of each query by a candidate, and the ranks of the true ones.
+    """The first targets of each query under a candidate, and the ranks of true targets.
 
-    nearest: The first k targets of each query [q, k], as places in `Ranked.ids`; filled
-        up with -1 if the query finds fewer.
-    best: The rank of the first true target of each judged query [j]; infinite if the
-        first k targets that a store finds lack it.
+    nearest: The first k targets of each query [q, k], as places in `Ranked.ids`; padded
+        with -1 if the query finds fewer.
+    best: The rank of the first true target of each judged query [j]; infinite if a
+        store does not find it among the first k.
     ranks: The ranks of all true targets; None for a store, which ranks only k.
     """
 
@@ -102,17 +106,17 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rankings of the queries of a task, and what figures and reports need beside them.
+    """Rankings of the queries of a task, with the facts for figures and reports.
 
-    rankings: One for each candidate; the raw one comes first.
-    ids: The ids of the targets that `nearest` names by their place: all targets of an
-        array, or those that some query finds in a store.
-    count: How many targets there are; None under a filter, since stores do not count
-        what passes it.
-    judged: The places in `Ranking.nearest` of the queries that have a true target [j].
-    asked: What these queries are called [j].
-    names: Returns what targets are called, given their ids.
-    facts: Fields of `Results` that describe the gallery: its metric, size and so on.
+    rankings: One ranking for each candidate; the raw one comes first.
+    ids: The ids of targets by their place, which `nearest` refers to: all targets of an
+        array, or the targets that some query finds in a store.
+    count: The number of targets; None under a filter, since a store does not count the
+        targets that pass it.
+    judged: The rows of `Ranking.nearest` whose queries have a true target [j].
+    asked: The names of these queries [j].
+    names: A function from the ids of targets to their names.
+    facts: The fields of `Results` that describe the gallery, such as metric and size.
     """
 
     rankings: list[Ranking]
@@ -133,18 +137,19 @@ def rank_store(
 ) -> Ranked:
     """Search a store for the queries of a task as an application does.
 
-    Index, quantisation and filter take part, so the rankings show what they lose.
-    Without an active correction the store is searched raw only.
+    The searches use index, quantisation and filter, so the rankings show their losses.
+    Without an active correction, the store is searched raw only.
 
     Args:
-        task: Queries, and how many targets each finds.
+        task: The queries and the number of targets that each finds.
         store: The store, which is not changed.
         truth: The ids of the true targets of each query.
         condition: A filter.
-        naming: What targets are called.
+        naming: The function that names targets.
 
     Raises:
-        InputError: Something does not fit the store, or no query finds a true target.
+        InputError: An argument does not match the store, or no query finds a true
+            target.
     """
     if task.queries.dim != store.dim:
         raise InputError(
@@ -156,7 +161,7 @@ def rank_store(
     count = store.count()
     if not count:
         raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
-    prepare(task.queries, store.metric)  # which refuses zero vectors
+    prepare(task.queries, store.metric)  # raises for zero vectors
     given = read_truth(truth, task.queries.rows, task.query_names)
     judged = np.flatnonzero([bool(each) for each in given])
     facts: dict[str, Any] = {
@@ -181,7 +186,7 @@ def rank_store(
             searched, vectors, task.k, each.label, task.compute, place_of
         )
         finds.append(nearest)
-    # Files may write as text what is a number in the store.
+    # Ids that are numbers in the store may be texts in a file.
     by_text = {str(id): place for id, place in place_of.items()}
     true = []
     for row in judged:
@@ -213,7 +218,7 @@ def rank_store(
 
 
 def _forecast(model: OffsetModel) -> Side | None:
-    """Return R@1 as the fit of `model` foretold it; None if the fit knew no answers."""
+    """Return the R@1 that the fit of `model` predicted; None without known answers."""
     at_fit = model.hubness_at_fit
     if at_fit is None or at_fit.right is None:
         return None
@@ -235,7 +240,7 @@ def rank_arrays(
     """Rank targets [n, d] for the queries of a task, raw and by each method and model.
 
     `methods` defaults to every additive method that the bank allows. Raises InputError
-    if arguments do not fit together.
+    if the arguments do not match one another.
     """
     gallery = as_vectors(targets, "targets")
     if task.queries.dim != gallery.dim:
@@ -261,7 +266,7 @@ def rank_arrays(
             methods = [name for name in METHODS if name != "dualis" or has_answers]
     pairs = as_truth(truth, len(queries), gallery.rows, task.query_names, called)
     arrays = Arrays(queries, gallery, metric, task, pairs, prepared)
-    # A dictionary, so that a method named twice is ranked once.
+    # The keys of a dictionary are unique, so a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
     for method in methods or ():
         candidates[method] = arrays.by_method(method)
@@ -281,7 +286,7 @@ def rank_arrays(
 def _name_rows(
     names: Sequence[object] | None, kind: str, rows: Iterable[Any]
 ) -> list[str]:
-    """Return what reports call the queries or targets in `rows`."""
+    """Return the names in reports of the queries or targets in `rows`."""
     if names is None:
         return [f"{kind} {row}" for row in rows]
     return [str(names[row]) for row in rows]
@@ -299,7 +304,7 @@ class Arrays:
     bank: PreparedBank | None
 
     def by_method(self, method: str) -> Candidate:
-        """Return the candidate of a method as it is typed, such as 'is tau=0.05'.
+        """Return the candidate of a method in its typed form, such as 'is tau=0.05'.
 
         Raises InputError for an unknown method or parameter, or a missing bank.
         """
@@ -342,7 +347,7 @@ class Arrays:
         return Candidate(method, name, configuration.model_dump(), scores=scores)
 
     def by_model(self, label: str, model: OffsetModel) -> Candidate:
-        """Return the candidate of a fitted model. Raises InputError for other metrics."""
+        """Return the candidate of a model. Raises InputError if the metrics differ."""
         if model.metric is not self.metric:
             raise InputError(
                 f"model {label!r} is for {model.metric.value}, the evaluation for "
@@ -360,7 +365,8 @@ class Arrays:
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
         """Rank by each candidate.
 
-        Those with offsets share one search; a model that maps queries has its own.
+        Candidates with offsets share one search; a model with a query map needs
+        another.
         """
         shared = []
         counted: dict[str, Counts] = {}
@@ -380,7 +386,7 @@ class Arrays:
         return rankings
 
     def _search(self, candidates: Sequence[Candidate]) -> dict[str, Counts]:
-        """Rank by offsets. All `candidates` share one query map, or have none."""
+        """Rank by offsets. All `candidates` have the same query map, or none."""
         top = TopK(self.task.k)
         counts = TruthCounts(self.truth.query_rows, self.truth.target_rows)
         query_map = candidates[0].query_map
@@ -398,9 +404,10 @@ class Arrays:
         return dict(zip(labels, found, strict=True))
 
     def _rank_by(self, candidate: Candidate, scores: Scoring) -> Counts:
-        """Rank by scores, as many queries at a time as memory allows.
+        """Rank by scores, for as many queries at a time as memory allows.
 
-        A plan ranks all queries at once: each of its scores depends on all of them.
+        A plan ranks all queries at once, since each of its scores depends on all of
+        them.
         """
         truth = self.truth
         compute = self.task.compute

@@ -1,4 +1,4 @@
-"""What an evaluation measured, as values, and the report of it."""
+"""The results of an evaluation and their page."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class Example:
-    """A query whose true target comes first in one of two searches only.
+    """A query whose true target comes first in only one of two searches.
 
-    outcome: "won" if it is the corrected search, "lost" if it is the raw one.
-    right: The true target that comes first.
-    wrong: What comes first in the other search.
+    outcome: "won" if it comes first in the corrected search, "lost" if in the raw one.
+    right: The name of the true target that comes first.
+    wrong: The name of the target that comes first in the other search.
     """
 
     outcome: str
@@ -48,7 +48,7 @@ class Example:
     wrong: str
 
     def row(self) -> Row:
-        """Return the query, and what comes first in either search."""
+        """Return a row with the query and the first target of either search."""
         sign = 1 if self.outcome == "won" else -1
         firsts = [f"right: {self.right}", f"wrong: {self.wrong}"]
         return Row((f"{self.outcome}: {self.query}",), sign, firsts)
@@ -58,17 +58,18 @@ class Example:
 class MethodResult:
     """A ranking of all queries: the raw search, a method, or the correction in a store.
 
-    Shares are 0 to 1. Fields from median_rank to skewness are None for a store, which
-    ranks only k targets.
+    Shares are between 0 and 1. The fields from median_rank to skewness are None for a
+    store, which ranks only k targets.
 
-    label: The method as it was asked for; "corrected" for a store.
-    parameters: All parameters, defaults included.
-    recall: R@k by k: 1, 5 and 10 as far as they are below the cut-off, and the cut-off.
+    label: The method in the form in which it was requested; "corrected" for a store.
+    parameters: All parameters, including defaults.
+    recall: R@k by k, for the cut-off and for 1, 5 and 10 if they are below it.
     worst: The share of the queries that find the worst hub.
-    occurrences: How many targets have the k-occurrence N, by N.
-    storable: True if one offset for each target expresses the method.
-    transductive: True if it needs all queries beforehand, so that no search can use it.
-    hubness: None under a filter, since a store does not count what passes it.
+    occurrences: The number of targets with the k-occurrence N, by N.
+    storable: True if one offset per target expresses the method.
+    transductive: True if the method needs all queries in advance, so that no search can
+        use it.
+    hubness: None under a filter, since a store does not count the targets that pass it.
     most_found: The share of all places that the most found 1 % of the targets take; None
         under a filter.
     versus_raw: The comparison with the raw search; None for the raw search itself.

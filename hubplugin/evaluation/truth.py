@@ -22,22 +22,22 @@ TruthLike: TypeAlias = (
     | os.PathLike[str]
     | None
 )
-"""For each query the id of its true target, or a list of them.
+"""The id of each query's true target, or a list of ids for each query.
 
--1 or an empty list where none is known. Ids are those of a store; of an array they are
-rows, or its names. Or a path: an .npy file of that, or a qrels file, of TREC (lines of
-'query 0 target relevance') or of BEIR (tabs between query, target and relevance, under
-a header). None: row i of an array belongs to row i of the queries."""
+-1 or an empty list means that none is known. The ids are ids of a store or, for an
+array, rows or names. A path names an .npy file of such ids or a qrels file, either of
+TREC (lines of 'query 0 target relevance') or of BEIR (a header, then query, target and
+relevance separated by tabs). None means that row i of the array answers query i."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
-"""A name for each vector, in their order: a sequence, or a file as `read_names` takes it."""
+"""A name for each vector, in order: a sequence, or a file for `read_names`."""
 
 
 def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
-    """Return `source` as a sequence of `rows` names, None if it is None.
+    """Return `source` as a sequence of `rows` names; None if it is None.
 
-    Raises InputError, which calls it `label`, for another number of names or a file that
-    cannot be read.
+    Raises InputError for a different number of names or an unreadable file. The message
+    calls the names `label`.
     """
     if isinstance(source, (str, os.PathLike)):
         texts = read_names(source, label)
@@ -56,16 +56,16 @@ def as_truth(
     query_names: Sequence[object] | None = None,
     names: Sequence[object] | None = None,
 ) -> Truth:
-    """Return the true pairs of queries and of the targets in an array.
+    """Return the true pairs of a query and a target in an array.
 
     Args:
         source: As in `hubplugin.evaluate`.
-        queries, targets: How many there are.
-        query_names, names: What texts in the source call queries and targets; row
-            numbers by default.
+        queries, targets: The number of queries and of targets.
+        query_names, names: The names by which texts in the source refer to queries and
+            targets; row numbers by default.
 
     Raises:
-        InputError: The source cannot be used, or names no row of the array.
+        InputError: The source cannot be used, or refers to a row that does not exist.
     """
     if source is None:
         if queries != targets:
@@ -76,29 +76,28 @@ def as_truth(
             )
         source = np.arange(queries)
     pairs = []
-    for row, grades in enumerate(read_truth(source, queries, query_names)):
-        for key, grade in grades.items():
+    for row, grade_of in enumerate(read_truth(source, queries, query_names)):
+        for key, grade in grade_of.items():
             pairs.append((row, key, grade))
-    query_rows, keys, grades_of_pairs = zip(*pairs, strict=True)
+    query_rows, keys, grades = zip(*pairs, strict=True)
     target_rows = np.array(_locate(keys, names, targets, "names"))
+    # Query rows ascend already, so the order changes only the targets of each query.
     order = np.lexsort((target_rows, query_rows))
-    return Truth(
-        np.array(query_rows), target_rows[order], np.array(grades_of_pairs)[order]
-    )
+    return Truth(np.array(query_rows), target_rows[order], np.array(grades)[order])
 
 
 def read_truth(
     source: TruthLike, queries: int, query_names: Sequence[object] | None = None
 ) -> list[dict[Id, float]]:
-    """Read the true targets of each query, with their grades.
+    """Return the grade of each true target, by its id, for each query.
 
     Args:
         source: As in `hubplugin.evaluate`.
-        queries: How many there are.
-        query_names: What a qrels file calls queries; row numbers by default.
+        queries: The number of queries.
+        query_names: The names of the queries in a qrels file; row numbers by default.
 
     Raises:
-        InputError: The source cannot be used, or judges no query.
+        InputError: The source cannot be used, or names no true target for any query.
     """
     true: list[dict[Id, float]] = [{} for _ in range(queries)]
     if isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".npy":
@@ -121,7 +120,7 @@ def read_truth(
 def read_qrels(path: Path) -> list[tuple[str, str, float]]:
     """Read the relevant pairs of a TREC or BEIR file: query, target and relevance.
 
-    Raises InputError for a file that is missing or of another form.
+    Raises InputError if the file is missing or malformed.
     """
     require_file(path, "ground truth")
     judgements = []
@@ -144,9 +143,9 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _read_lists(source: Any, queries: int) -> list[list[Any]]:
-    """Return the list of true targets for each query; a single id is a list of one.
+    """Return a list of true targets for each query; a single id becomes a list.
 
-    Raises InputError if `source` is no list of that length.
+    Raises InputError if `source` does not have one entry for each of the `queries`.
     """
     if isinstance(source, (str, os.PathLike)):
         source = open_npy(Path(source), "ground truth")
@@ -173,8 +172,8 @@ def _locate(
 ) -> list[int]:
     """Return the row of each key. A number is a row, and a text is one of `names`.
 
-    Raises InputError, which tells to pass `parameter`, for a name that occurs twice and
-    for an unknown key.
+    Raises InputError for a name that occurs twice and for an unknown key. The message
+    asks for `parameter`.
     """
     rows: dict[str, int] = {}
     if any(isinstance(key, str) for key in keys):

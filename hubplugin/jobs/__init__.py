@@ -1,1 +1,1 @@
-"""What is done with a store: correct it, write to it, diagnose it, watch over it, return to an earlier version."""
+"""Jobs on a store: correct it, write to it, diagnose it, inspect it, roll it back."""

@@ -1,7 +1,7 @@
 """Correct a store: read it, fit, try, write, activate.
 
-`refit` does as `apply`, and compares with the active correction before it writes. The
-model computes offsets, and the store keeps them.
+`refit` works like `apply`, but compares the new correction with the active one before
+it writes. The model computes the offsets, and the store keeps them.
 """
 
 from __future__ import annotations
@@ -75,33 +75,36 @@ def apply(
 ) -> Applied:
     """Fit offsets on everything in a store, write them, and activate them in one step.
 
-    The guard tries the correction first, on held-out bank queries. A run that was cut off while it wrote goes on where
-    it stopped, with its own model, if it is started again with the same bank, method and parameters. `rollback` returns
-    to the model that was active before. Searches are unchanged whenever an error is raised.
+    The guard first tries the correction on held-out bank queries. If a run was cut off
+    while writing, the same call with the same bank, method and parameters continues
+    where it stopped, with the model that was already fitted. `rollback` returns to the
+    model that was active before. If an error is raised, searches are unchanged.
 
     Args:
-        store: any store, such as `hubplugin.open_store` returns.
-        bank: as in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the queries recorded from the store
-            and, with learn, for their clicks. A fitted model is written as it is, untried.
-        method, **parameters: as in `hubplugin.fit`.
-        learn: as in `hubplugin.fit`; `Bank.from_field` reads pairs from the store itself. The store's own search maps
-            the queries.
-        force: apply the correction untried, even if there is nothing to mend.
-        dry_run: do all but the writing, and count what would be written.
-        compute: device, memory and progress.
-        executor, shards: as in `hubplugin.fit`; the workers write, too (docs/scale.md).
+        store: Any store, such as one from `hubplugin.open_store`.
+        bank: As in `hubplugin.fit`. A `hubplugin.Bank` without queries stands for the
+            queries recorded from the store and, with `learn`, their clicks. A fitted
+            model is written unchanged and untried.
+        method, **parameters: As in `hubplugin.fit`.
+        learn: As in `hubplugin.fit`; `Bank.from_field` reads pairs from the store. The
+            store's search maps the queries.
+        force: Apply the correction without a trial, even if there is nothing to mend.
+        dry_run: Do everything except writing, and count what would be written.
+        compute: Device, memory and progress.
+        executor, shards: As in `hubplugin.fit`; the workers also write (docs/scale.md).
 
     Raises:
-        CorrectionRefused: the correction would do harm.
-        InputError: the bank or a parameter cannot be used, or the store cannot hold the map.
-        StoreError: the store cannot be read or written.
+        CorrectionRefused: The correction would do harm.
+        InputError: The bank or a parameter cannot be used, or the store cannot hold the
+            map.
+        StoreError: The store cannot be read or written.
     """
     store = for_job(store)
-    if compute.device != "auto":  # which cannot fail, and would import torch
-        compute.torch_device()  # raises if it is not there, before anything is read
+    if compute.device != "auto":  # "auto" cannot fail, and would import torch
+        compute.torch_device()  # raises for a missing device before anything is read
     if isinstance(bank, OffsetModel):
-        beside = learn or parameters or executor
-        if beside or method != "blend":
+        other_arguments = learn or parameters or executor
+        if other_arguments or method != "blend":
             raise InputError(
                 "a fitted model has its bank and its method already: leave out all but ",
                 Parameter("force"),
@@ -155,28 +158,31 @@ def refit(
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Applied:
-    """Fit the active correction of a store anew on a newer bank; activate it unless it is worse than the old one.
+    """Fit the active correction again on a newer bank; activate it unless it is worse.
 
-    The guard tries the new correction as it does in `apply`. Then old and new rank
-    held-out queries of the new bank. With known answers the new one is worse if R@1 falls
-    by more than two standard errors, otherwise if hubness rises by more than `WORSE`. A
-    bank smaller than the old one must rule out a fall of one point, too. The old model may
-    have been fitted on some of these queries, which favours it. A query map would favour it
-    too much: with one, old and new are compared on queries that the old bank lacks.
-    `rollback` writes the old model. Searches are unchanged whenever an error is raised.
+    The guard tries the new correction as it does in `apply`. The old and new
+    corrections are then compared on held-out queries of the new bank. With known
+    answers, the new correction is worse if R@1 falls by more than two standard errors;
+    without, if hubness rises by more than `WORSE`. If the new bank is smaller than the
+    old one, a fall of one point must also be ruled out. The old model may have been
+    fitted on some of these queries, which favours it. A query map would favour it too
+    much, so with a map the two are compared on queries that the old bank lacks.
+    `rollback` writes the old model. If an error is raised, searches are unchanged.
 
     Args:
-        store: a store with an active correction.
-        bank: as in `apply`; by default the queries that were recorded.
-        method: by default the method of the active correction, with the parameters that it was given.
-        learn: as in `apply`; by default True if the active correction has a query map.
-        dry_run, compute, **parameters: as in `apply`.
-        force: activate the new correction even if it is worse.
+        store: A store with an active correction.
+        bank: As in `apply`; by default the recorded queries.
+        method: By default the method of the active correction, with the parameters that
+            it was given.
+        learn: As in `apply`; by default True if the active correction has a query map.
+        dry_run, compute, **parameters: As in `apply`.
+        force: Activate the new correction even if it is worse.
 
     Raises:
-        CorrectionRefused: the new correction is worse, with both figures, or the guard objects.
-        InputError: the bank or a parameter cannot be used.
-        StoreError: the store has no active correction, or cannot be read or written.
+        CorrectionRefused: The guard objects, or the new correction is worse; the
+            message then has both figures.
+        InputError: The bank or a parameter cannot be used.
+        StoreError: The store has no active correction, or cannot be read or written.
     """
     store = for_job(store)
     correction = store.correction()
@@ -226,11 +232,11 @@ def refit(
 
 
 UNEVEN = 1.4
-"""The worst hub is chance up to so many times the queries that find it by chance.
+"""The ratio to the largest count by chance up to which the worst hub counts as chance.
 
-Random vectors do not lie evenly. Of 4,096 of them in 2 to 384 dimensions the worst was
-found by up to 1.27 times as many of 300 to 2,500 queries, in real galleries with hubness
-mostly by 1.6 times and more."""
+Even random vectors are not spread evenly. Among 4,096 of them in 2 to 384 dimensions,
+the worst hub of 300 to 2,500 queries reached up to 1.27 times that count; in real
+galleries with hubness it mostly reached 1.6 times or more."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +244,8 @@ class Fit:
     """A fitted correction.
 
     method: The method with all its parameters.
-    trial: What the guard saw; None if it was forced.
-    lesson: What known answers taught; None if nothing was to be learned.
+    trial: The guard's measurements; None if the correction was forced.
+    lesson: The map learned from known answers; None if none was asked for.
     """
 
     model: OffsetModel
@@ -249,7 +255,7 @@ class Fit:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to mend: no hubness beyond chance, no gain, no map."""
+        """True if there is no hubness beyond chance, no gain and no query map."""
         trial = self.trial
         if trial is None or self.model.query_map is not None:
             return False
@@ -257,17 +263,17 @@ class Fit:
             if side is not None and side.change.sign > 0:
                 return False
         targets = sum(trial.raw.occurrences.values())
-        chance = skewness_by_chance(trial.queries, OCCURRENCE, targets)
-        usual = largest_by_chance(trial.queries, OCCURRENCE, targets)
+        skewness = skewness_by_chance(trial.queries, OCCURRENCE, targets)
+        largest = largest_by_chance(trial.queries, OCCURRENCE, targets)
         worst = trial.raw.largest * trial.queries
-        return trial.raw.skewness < chance + HUBBY and worst <= UNEVEN * usual
+        return trial.raw.skewness < skewness + HUBBY and worst <= UNEVEN * largest
 
 
 @dataclass(frozen=True)
 class Job:
-    """A correction that is asked for, as in `apply`.
+    """A requested correction; the fields are arguments of `apply`.
 
-    learn: True, or pairs, if known answers teach a map, too.
+    learn: True or pairs if known answers also teach a map.
     """
 
     store: Store
@@ -277,7 +283,7 @@ class Job:
     dry_run: bool
 
     def read(self, bank: BankLike, compute: Compute) -> Teachers:
-        """Read the banks, and raise every error that does not need the gallery.
+        """Read the banks, and raise every error that can be found without the gallery.
 
         Args:
             bank, compute: As in `apply`.
@@ -294,7 +300,7 @@ class Job:
         return teachers
 
     def read_gallery(self, teachers: Teachers) -> tuple[SpooledGallery, Teachers]:
-        """Return the gallery and the banks against it. Raises errors of the banks first."""
+        """Check the banks and read the gallery; return it and the banks against it."""
         if self.learn is True:
             teachers.bank.require_answers()
         progress = teachers.bank.compute.progress
@@ -315,7 +321,7 @@ class Job:
         else:
             method = self.configuration.resolve(bank)
         trial = None
-        if profile is not None:  # is None if forced
+        if profile is not None:  # the correction is not forced
             trial = judge_by(bank, method, 0, profile, learned).require_passed()
         message = "%s: fitting %s on %d bank queries"
         logger.info(message, self.store.url, method.name, len(bank.query_bank))
@@ -350,13 +356,13 @@ class Job:
 
 
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:
-    """Compare old and new correction on held-out queries.
+    """Compare the old and the new correction on held-out queries.
 
     A map knows the answers that taught it, which is an unfair advantage over a correction
-    fitted without them. So if either has a map, they are tried on queries that the bank
-    of the old model lacks. If there are few of these, both are tried as they are: both
-    have then seen most test queries. Pairs such as titles are not kept in a model, so an
-    old map may still have been taught some test pairs.
+    fitted without them. So if either correction has a map, they are compared on queries
+    that the old model's bank lacks. If there are few such queries, neither is fitted
+    again: both have then seen most test queries. A model does not keep pairs such as
+    titles, so some test pairs may still have taught an old map.
 
     Args:
         fit: The new correction.
@@ -382,9 +388,9 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
 def read_learn_for(
     store: Store, learn: object, method: str, executor: Executor | None = None
 ) -> bool | Bank:
-    """Return `learn` as `read_learn` does.
+    """Read `learn` with `read_learn`.
 
-    Also raises InputError if a map would be learned that `store` cannot hold.
+    Also raises InputError if a map is to be learned and `store` cannot hold one.
     """
     read = read_learn(learn, method, store.metric, store, executor)
     if read is not False and not store.maps_queries:
@@ -397,9 +403,9 @@ def read_learn_for(
 def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     """Return `bank`, or the recorded queries of `store` if it has no queries.
 
-    Recorded clicks come along only if `learn`: people click what a search showed them, so
-    clicks favour the correction that was active then. Raises InputError if no queries
-    are recorded either.
+    Recorded clicks are included only if `learn` is True: people click on results they
+    were shown, so clicks favour the correction that was active then. Raises InputError
+    if no queries are recorded either.
     """
     bank = Bank.of(bank)
     if bank.queries is not None:
@@ -417,11 +423,11 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
 
 
 def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
-    """Return the model whose writing was cut off, if `job` with `bank` asks for the same.
+    """Return the half-written model of the store if `job` would fit the same one.
 
-    Return None for a job that learns: a model does not say which answers taught its map,
-    so only another fit can tell. If it gives the same model, writing still goes on where
-    it stopped.
+    Return None for a job that learns: a model does not record which answers taught its
+    map, so it must be fitted again. If that gives the same model, writing still
+    continues where it stopped.
     """
     if job.dry_run or job.learn:
         return None
@@ -436,7 +442,8 @@ def find_cut_off(job: Job, bank: PreparedBank) -> OffsetModel | None:
 def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """Return the configuration of `model` with `changes`.
 
-    Parameters that the method chooses by default are left out, so it chooses them anew.
+    Parameters that the method chooses by default are left out, so that it chooses
+    again.
     """
     parameters = dict(model.parameters)
     for name, field in METHODS[model.method].model_fields.items():

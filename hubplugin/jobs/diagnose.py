@@ -1,6 +1,6 @@
-"""The trial before anything is fitted: what is wrong with a search, who the hubs are, could a bank mend it, what next.
+"""`diagnose`: find what is wrong with a search, and whether a correction would help.
 
-The causes are told apart by samples of what the search found, and of the gallery.
+Samples of the found targets and of the gallery tell the causes apart.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from hubplugin.vectors import (
 logger = logging.getLogger(__name__)
 
 QUERIES, TARGETS = 500, 2_000
-"""Queries and targets that are looked at, drawn at random: shares come out to within 2 points."""
+"""The most queries and targets in a sample; shares are then within 2 points."""
 
 
 @dataclass(frozen=True)
 class ShareAndChance:
-    """A share from 0 to 1, and what it would be without hubness."""
+    """A share from 0 to 1, and its value without hubness."""
 
     share: float
     by_chance: float
@@ -80,19 +80,19 @@ class ShareAndChance:
 class Diagnosis(Result):
     """The result of `diagnose`.
 
-    targets, queries: How many there are.
-    hubness: Hubness of the raw search, over all targets and queries.
+    targets, queries: The number of targets and of queries.
+    hubness: The hubness of the raw search, over all targets and queries.
     most_found: The share of all places that the most found 1 % of the targets take.
     never_found: The share of the targets that no query finds.
-    hubs: The targets found most often, and how many queries find each among their k
-        nearest: raw, and corrected by a fit on these very queries.
+    hubs: The targets found most often, and the number of queries that find each among
+        their k nearest: raw, and corrected by a fit on these very queries.
     anti_hubs: Some targets that no query finds.
-    findings: The causes looked for.
-    trial: What the default method would change, R@1 included if answers are known.
-    occurrences: How many targets have the k-occurrence N, by N.
-    lesson: What the answers of the bank would teach beside the default; None if that was
-        not asked.
-    shown: The field that targets are called by.
+    findings: One finding for each cause that was looked for.
+    trial: The changes under the default method, including R@1 if answers are known.
+    occurrences: The number of targets with the k-occurrence N, by N.
+    lesson: The gain of a query map learned from the bank's answers; None if that was
+        not asked for.
+    shown: The field that has the names of targets.
     """
 
     store: str | None
@@ -111,17 +111,20 @@ class Diagnosis(Result):
 
     @property
     def helps(self) -> bool | None:
-        """True if R@1 would rise beyond chance and the guard passes. None without known answers."""
+        """True if R@1 would rise beyond chance and the guard passes.
+
+        None without known answers.
+        """
         return self.trial.helps
 
     @property
     def causes(self) -> list[Finding]:
-        """The findings that are there."""
+        """The findings of causes that are present."""
         return [finding for finding in self.findings if finding.found]
 
     @property
     def chance(self) -> float:
-        """The skewness that so many queries and targets have by chance."""
+        """The skewness by chance for this number of queries and targets."""
         return skewness_by_chance(self.queries, self.hubness.k, self.targets)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -166,7 +169,7 @@ class Diagnosis(Result):
         return Page(headline, sign, scene, sections, self._next())
 
     def _next(self) -> list[Step]:
-        """Return what to do: first what is wrong besides, then what would gain."""
+        """Return the next steps: first against other causes, then those with a gain."""
         steps = [Step(each.says, text=each.advice) for each in self.causes]
         trial = self.trial
         if trial.objections or steps or not (self.hubby or trial.helps):
@@ -185,7 +188,7 @@ class Diagnosis(Result):
         return steps
 
     def _seen(self) -> list[str]:
-        """Return what was seen, in the words of whoever searches."""
+        """Return lines on the hubness that was seen, in the words of a searcher."""
         k = self.hubness.k
         most = most_found(self.targets)
         usual = k * self.queries / self.targets
@@ -216,22 +219,22 @@ def diagnose(
     Nothing is changed.
 
     Args:
-        targets: [n, d], or a store.
-        bank: example queries, as for `hubplugin.fit` or, with a store, for
+        targets: The gallery [n, d], or a store.
+        bank: Example queries, as in `hubplugin.fit` or, for a store, in
             `hubplugin.apply`.
-        metric: by default the metric of the store, else cosine.
-        learn: also say what a query map would gain (docs/learning.md). With True the
-            answers of the bank teach it, or the recorded clicks of a store; it needs at
-            least 50 distinct pairs. Or the pairs that teach, as in `hubplugin.apply`.
-        compute: device, memory and progress.
-        seed: the seed of the samples.
-        show: what hubs are called by: a field of the targets in a store, a file of texts
-            by id (.txt, where line i belongs to the id i, or .json), or a function from
-            ids (rows where `targets` is no store) to texts. By default a field that is
+        metric: By default the metric of the store, or cosine for vectors.
+        learn: Also estimate the gain of a query map (docs/learning.md). With True, the
+            bank's answers or a store's recorded clicks teach the map; at least 50
+            distinct pairs are needed. Or pass the pairs, as in `hubplugin.apply`.
+        compute: Device, memory and progress.
+        seed: The seed of the samples.
+        show: The names of hubs: a field of the targets in a store, a file of texts by
+            id (.txt, where line i belongs to the id i, or .json), or a function from
+            ids (rows, if `targets` is not a store) to texts. By default a field that is
             plainly a title or text.
 
     Raises:
-        InputError: an argument cannot be used.
+        InputError: An argument cannot be used.
     """
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
@@ -301,7 +304,7 @@ def diagnose(
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
-    """Return the ids of the targets in `rows`: those in a store, else the rows."""
+    """Return the ids in a store of the targets in `rows`; for vectors, the rows."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())
@@ -311,11 +314,11 @@ def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
 
 
 def find_causes(bank: PreparedBank, nearest: np.ndarray, seed: int) -> list[Finding]:
-    """Return a finding for each cause of bad searches, whether it is there or not.
+    """Return a finding for each possible cause of bad searches, present or not.
 
     Args:
         bank: The queries and the gallery.
-        nearest: The rows that each query finds in the gallery, best first, [m, k].
+        nearest: The rows of the gallery that each query finds, best first [m, k].
         seed: The seed of the samples.
     """
     rng = np.random.default_rng(seed)

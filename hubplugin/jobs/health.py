@@ -1,4 +1,4 @@
-"""`inspect`: whether the correction in a store is whole, and whether it still does what it did when it was fitted."""
+"""`inspect`: check that a correction is complete and still works as at the fit."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ from hubplugin.validation import OCCURRENCE
 logger = logging.getLogger(__name__)
 
 QUERIES = 200
-"""Queries that are counted, at the fit and by `inspect`. Skewness depends on how many they are."""
+"""The number of queries whose finds are counted, both at the fit and by `inspect`.
+
+Skewness depends on this number."""
 
 FEWEST_LIVE = 100
-"""Live queries that it takes to see whether they are of one kind with the bank."""
+"""The fewest live queries that can show whether they are of the bank's kind."""
 
 
 def inspect(
@@ -54,22 +56,23 @@ def inspect(
     show: str | Naming | None = None,
     compute: Compute = Compute(),
 ) -> Inspection:
-    """Say whether every target has the offset that its vector gives, and whether hubness is still lower.
+    """Check that every target has the right offset, and that hubness is still lower.
 
     The whole store is read, and nothing is changed.
 
     Args:
-        store: any store.
-        live: queries that people ask now [m, d]; by default the queries recorded since the correction was made.
-            Queries that are in the bank are left out.
-        queries: how many queries, drawn at random, are searched for, raw and corrected; 0 for none. If fewer than 100
-            live queries are left, queries of the bank take their place.
-        show: what hubs are called by, as in `hubplugin.diagnose`.
-        compute: device, memory and progress.
+        store: Any store.
+        live: Queries that people ask now [m, d]; by default the queries recorded since
+            the correction was made. Queries that are in the bank are left out.
+        queries: The number of queries, drawn at random, that are searched for raw and
+            corrected; 0 for none. If fewer than 100 live queries are left, queries of
+            the bank replace them.
+        show: The names of hubs, as in `hubplugin.diagnose`.
+        compute: Device, memory and progress.
 
     Raises:
-        StoreError: live queries were given, and the store has no active correction.
-        InputError: the queries cannot be used.
+        StoreError: Live queries were passed, but the store has no active correction.
+        InputError: The queries cannot be used.
     """
     store = for_job(store)
     correction = store.correction()
@@ -108,10 +111,11 @@ def inspect(
 
 @dataclass(frozen=True)
 class LiveQueries:
-    """Queries that people ask now and the bank lacks, in random order.
+    """Queries that people ask now and that the bank lacks, in random order.
 
-    vectors: [m, d], prepared as those in the bank are. names: What they are called [m].
-    right: The id of the target that was clicked most for each [m], -1 for none.
+    vectors: The queries [m, d], prepared like those in the bank.
+    names: The names of the queries [m].
+    right: The id of the most clicked target of each query [m], -1 for none.
     """
 
     vectors: np.ndarray
@@ -160,7 +164,7 @@ def _read_live_queries(
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
     """Return which of the prepared `queries` [m, d] are in the bank of `model`: bool [m].
 
-    They are compared after rounding.
+    The vectors are rounded before they are compared.
     """
     bank = model.terms[0].bank
     both = np.concatenate([bank, queries]).astype(np.float32).round(5)
@@ -177,8 +181,8 @@ def _count_hubs(
 ) -> dict[str, Any]:
     """Return the fields of an inspection that need searches: `drift` and `hubness`.
 
-    `queries` of the `live` queries are searched for, or of the bank's if the live ones are
-    fewer than `FEWEST_LIVE`.
+    The number of queries searched for is `queries`. They come from `live`, or from the
+    bank if there are fewer than `FEWEST_LIVE` live queries.
     """
     bank = model.terms[0].bank
     at_fit = bank[:: max(len(bank) // SEEN, 1)]
@@ -230,7 +234,7 @@ def _count_hubs(
 def with_hubness(
     model: OffsetModel, bank: PreparedBank, right: Side | None = None
 ) -> OffsetModel:
-    """Return `model` with its `hubness_at_fit`, or as it is if there is too little to count.
+    """Return `model` with `hubness_at_fit`; unchanged if there is too little to count.
 
     Args:
         model: The fitted model.

@@ -1,4 +1,4 @@
-"""Who the hubs are: the targets that most queries find, each with queries that it misleads."""
+"""Hubs: the targets that most queries find, with some queries that each misleads."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE
 
 LISTED = 20
-"""Hubs of each search that are named, and targets that are never found."""
+"""The most hubs of each search that are named, and the most targets never found."""
 
 MISLED = 3
-"""Queries that a hub is shown with."""
+"""The most misled queries that are shown with a hub."""
 
 NOT_FOUND = -2
-"""The place of a right answer that no query finds."""
+"""The place that stands for a right answer that no query finds."""
 
 BATCH = 256
-"""Queries in one request to a store."""
+"""The number of queries in one request to a store."""
 
 
 def count_found(nearest: np.ndarray, size: int) -> np.ndarray:
     """Return how many queries find each of `size` targets: int64 [size].
 
-    nearest: the rows that queries find [q, k], -1 for none.
+    `nearest` [q, k] has the rows that the queries find, -1 for none.
     """
     return hubness.k_occurrence(nearest[nearest >= 0], size)
 
@@ -48,11 +48,12 @@ def search_store(
 
     Args:
         store: The store.
-        queries: Queries [q, d].
-        k: How many targets each finds.
+        queries: The queries [q, d].
+        k: The number of targets that each query finds.
         label: The search, "raw" or "corrected".
-        compute: Its progress is reported.
-        place_of: The places of ids; ids that were not found before get the next ones.
+        compute: Only its `progress` is used.
+        place_of: The places of ids, which is updated: ids that were not found before
+            get the next places.
     """
     nearest = np.full((len(queries), k), -1, np.int64)
     for start in range(0, len(queries), BATCH):
@@ -76,16 +77,15 @@ def find_targets(
     Args:
         bank: The bank, with its gallery.
         queries: Prepared queries [m, d].
-        label: What progress calls the work.
-        model: Corrects the search; None searches raw.
+        label: The name of the work in progress reports.
+        model: The model that corrects the search; None for a raw search.
     """
     gallery = bank.require_targets()
     offsets = None
     if model is not None:
         offsets = model.fitted
-        if (
-            offsets is None or len(offsets) != gallery.rows
-        ):  # they have zero vectors, too
+        # Offsets from the fit also count zero vectors, which `gallery` leaves out.
+        if offsets is None or len(offsets) != gallery.rows:
             offsets = model.offsets(gallery, compute=bank.compute.without_progress)
         if model.query_map is not None:
             queries = model.query_map(queries)
@@ -104,14 +104,14 @@ def find_hubs(
     queries: Sequence[str] = (),
     right: np.ndarray | None = None,
 ) -> tuple[list[Hub], list[str]]:
-    """Return the targets that most queries find, and names of some that none finds raw.
+    """Return the hubs of each search, and the names of some targets never found raw.
 
     Args:
-        found: The rows of targets that queries find by each search, "raw" and others:
-            best first, -1 for none [q, k].
-        size: How many targets there are.
-        describe: Returns the ids and names of targets, given their rows.
-        queries: What each query is called. Without it, or without a corrected search,
+        found: The rows of the targets that queries find in each search, "raw" and
+            others: best first, -1 for none [q, k].
+        size: The number of targets.
+        describe: A function from rows of targets to their ids and names.
+        queries: The names of the queries. Without them, or without a corrected search,
             hubs have no `misled`.
         right: The row of the right answer to each query [q], -1 if unknown.
     """
@@ -151,13 +151,14 @@ def find_hubs(
 def _order_misled(
     first: np.ndarray, after: np.ndarray, right: np.ndarray
 ) -> np.ndarray:
-    """Return the queries for which the target that comes first is wrong.
+    """Return the queries for which the wrong target comes first in the raw search.
 
-    Queries that the correction answers rightly come before those that it only changes. If
-    the right answer is unknown, only queries that it changes count as misled.
+    Queries that the correction answers correctly come before queries that it only
+    changes. If the right answer is unknown, only queries that it changes count as
+    misled.
 
     Args:
-        first, after: What comes first for each query, raw and corrected [q].
+        first, after: The first target of each query, raw and corrected [q].
         right: The right answer to each query, -1 if unknown [q].
     """
     rank = np.select([after == right, after != first, right != -1], [0, 1, 2], 3)

@@ -1,4 +1,4 @@
-"""What targets and queries are called: by a field in the store, a file, or the texts of a bank."""
+"""Names of targets and queries, from a store's field, a file, or a bank's texts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hubplugin.store import Id, Store
 from hubplugin.vectors import require_file
 
 Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[Any]]
-"""Texts of some targets, by their ids; None for one that has none."""
+"""A function from ids of targets to their texts; None for a target without a text."""
 
 PLAIN = ("title", "name", "text", "document", "page_content")
-"""Fields that are shown unasked, the first of them that targets have."""
+"""The fields with names; by default the first that some target has is shown."""
 
 FILES = (".txt", ".json")
-"""What the names of files end with."""
+"""The suffixes of files of names."""
 
 LONGEST = 80
-"""Characters of a text that are shown."""
+"""The most characters of a text that are shown."""
 
 
 class FieldNames:
-    """The values in a `field` of the targets in `store`.
+    """A function from ids to the values of a `field` of these targets in `store`.
 
-    If `field` is None, it becomes the first of `PLAIN` that targets have. Once some target
-    has the field, others may lack it.
+    If `field` is None, it becomes the first of `PLAIN` that some target has. InputError
+    is raised for a given field until some target has it; others may then lack it.
     """
 
     found = False
@@ -57,10 +57,12 @@ class FieldNames:
 def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
     """Return a function that names the targets in `source`, a store or vectors.
 
-    It is None for vectors if `show` is.
+    Return None for vectors if `show` is None.
 
-    show: A field of a store, a file as `read_names` takes it, or a function. None looks
-    for a field that is plainly a title or a text.
+    Args:
+        source: The store or vectors.
+        show: A field of a store, a file for `read_names`, or a function. None looks for
+            a field that is plainly a title or a text.
     """
     if callable(show):
         return show
@@ -74,7 +76,7 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
 
 def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
-    """Return each target's name with its id behind, or its id alone if it has no name."""
+    """Return each target's name and id, or only the id if there is no name."""
     if names is None or not ids:
         return [str(key) for key in ids]
     displayed = []
@@ -85,7 +87,7 @@ def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
 
 
 def call_query(bank: Bank, row: int) -> str:
-    """Return the text of the query in a row of `bank`, or its row if it has no text."""
+    """Return the text of the query in a row of `bank`, or the row if it has no text."""
     source = bank.queries if bank.texts is None else bank.texts
     texts = getattr(source, "texts", None)
     text = None if texts is None else texts[row]
@@ -99,9 +101,10 @@ def shorten(text: object) -> str:
 
 
 def read_names(source: str | os.PathLike[str], label: str = "names") -> dict[str, Any]:
-    """Return the texts in a file by id: lines from id 0 on; from .json, an object or a list.
+    """Return the texts in a file by id.
 
-    Raises InputError, which calls them `label`, if the file cannot be read.
+    Line i belongs to the id i. A .json file holds an object or a list. Raises
+    InputError if the file cannot be read; the message calls the texts `label`.
     """
     path = Path(source)
     require_file(path, label)

@@ -1,4 +1,7 @@
-"""What the jobs on a store answer. The fields are what `--json` prints; of a model the facts stand there."""
+"""The results of the jobs on a store.
+
+`--json` prints their fields, and of a model its facts.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ from hubplugin.validation import OCCURRENCE, Figures
 class InvalidVectors:
     """The targets that a model could not judge.
 
-    count: how many there are. named: what is wrong with the first of them, by id.
+    count: The number of such targets.
+    named: The fault of the first few vectors, by id.
     """
 
     count: int = 0
@@ -50,9 +54,12 @@ class InvalidVectors:
     def note(
         self, ids: Sequence[int | str], lengths: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Count the targets in `rows` of a batch, and name some.
+        """Count the targets in `rows` of a batch, and name the first few.
 
-        ids: Those of the batch [b]. lengths: The lengths of its vectors [b].
+        Args:
+            ids: The ids of the batch [b].
+            lengths: The lengths of its vectors [b].
+            rows: The rows of the targets that cannot be judged.
         """
         self.count += len(rows)
         for row in rows[: NAMED - len(self.named)].tolist():
@@ -73,7 +80,7 @@ class InvalidVectors:
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
-    """Return a warning if the queries `asked` before look like wrong clicks, else ""."""
+    """Return a warning if clicks of queries `asked` before look wrong, else ""."""
     if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
@@ -84,7 +91,7 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
 
 
 def measure_hubness(*sides: Figures) -> Measures:
-    """Return the measures of hubness, with a value for each of `sides`."""
+    """Return the measures of hubness, with one value for each of `sides`."""
     return {
         WORST: [side.largest for side in sides],
         NEVER: [side.never for side in sides],
@@ -96,7 +103,7 @@ ASKED_BEFORE = "asked before (R@1)"
 
 
 def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section, called `title`, of what the guard's `trial` measured."""
+    """Return the section `title` with the measurements of the guard's `trial`."""
     recall = {RECALL: trial.right, ASKED_BEFORE: trial.asked}
     measures = {**recall, **measure_hubness(trial.raw, trial)}
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
@@ -106,7 +113,7 @@ def show_trial(trial: Trial, title: str) -> Section:
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
-    """Return the section of what a query map gains over the offsets alone."""
+    """Return the section that shows the gain of a query map over the offsets alone."""
     title = "A map of the query would change"
     measures = {"not asked before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
     columns = ("", "offsets", "and map", COMPARED[3])
@@ -119,16 +126,17 @@ class Applied(Result):
     """The result of `apply`, `refit`, `refresh` or `rollback`.
 
     model: The model.
-    scanned: How many targets were compared with it.
-    missing, stale: How many of these had no offset before, or not the model's.
+    scanned: The number of targets that were compared with the model.
+    missing, stale: The numbers of targets without an offset before, and of targets
+        whose offset differed from the model's.
     written: False after a dry run, which only counts, or if there was nothing to mend.
-    notes: What was done to the store or, after a dry run, would be; and what to expect of
-        a small bank that was not tried.
-    trial: What the guard saw before `apply`; None if it was not asked.
+    notes: The changes to the store, or the planned changes after a dry run. For a small
+        bank that was not tried, also what to expect of it.
+    trial: The guard's measurements; None if the guard was not asked.
     invalid_vectors: The targets whose vector the model cannot judge.
-    search: Code that searches corrected, and who maps the queries.
+    search: Code for a corrected search, and a note on who maps the queries.
     sound: True if there was nothing to mend.
-    versus: Old and new correction, which `refit` compares.
+    versus: The comparison of the old and the new correction by `refit`.
     """
 
     store: str
@@ -168,7 +176,7 @@ class Applied(Result):
         return Page(f"{state}; {outcome}", 1, "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
-        """Yield how to search the corrected store, and which jobs may follow."""
+        """Yield the steps after a correction: search, inspect it, remove it."""
         if not self.written:
             return
         code, mapping = self.search
@@ -180,7 +188,7 @@ class Applied(Result):
 
 
 def show_versus(versus: OldVersusNew) -> Section:
-    """Return the section that compares no correction, the old one and the new one."""
+    """Return the section that compares the raw, the old and the new search."""
     sides = (versus.raw, versus.old, versus.new)
     measures = {RECALL: [side.recall for side in sides], **measure_hubness(*sides)}
     note = f"From the old correction to the new one {versus.figures}."
@@ -191,7 +199,7 @@ def show_versus(versus: OldVersusNew) -> Section:
 class Removed(Result):
     """The result of `remove`.
 
-    correction: The correction; None if there was none, or it cannot be read.
+    correction: The correction; None if there was none, or if it cannot be read.
     written: False after a dry run, or if there was no correction.
     """
 
@@ -214,34 +222,37 @@ class Removed(Result):
 
 
 WRONG = 0.05
-"""Somebody should look if more than this share of the targets has a missing or stale
-offset: it costs a tenth of what the correction gains, up to 0.8 points of R@1
+"""The tolerated share of targets whose offset is missing or stale.
+
+At this share a tenth of the correction's gain is lost, up to 0.8 points of R@1
 (benchmarks/keeping.py)."""
 
 DRIFTED = 0.57
-"""Live queries are no longer of the bank's kind if the own share of the two is above this.
-Queries of one kind have 0.44 to 0.53, other wordings 0.60 and more
+"""The tolerated own share of live queries and bank; above it their kinds differ.
+
+Queries of one kind have 0.44 to 0.53, and other wordings have 0.60 or more
 (benchmarks/keeping.py)."""
 
-LEFT = 1.2
-"""Somebody should look if corrected skewness is above this share of the raw one, both less
-chance. Banks of the gallery's own queries leave up to 1.12 where raw hubness is small;
-banks that cost more than 8 points of R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
+TOLERATED_SKEWNESS = 1.2
+"""The tolerated ratio of corrected to raw skewness, each less the skewness by chance.
 
-TIMES = 4.0
-"""Somebody should look if a target is found by more than 4 times the share of the queries
-that found the worst hub at the fit or, if that share is large, by more than halfway from
-it to 100 %."""
+Banks of queries to this gallery reach up to 1.12 if raw hubness is small; banks that
+cost more than 8 points of R@1 reach 2.8 to 5.4 (benchmarks/keeping.py)."""
+
+TOLERATED_RISE = 4.0
+"""The tolerated ratio of a target's share of the queries to the worst hub's at the fit.
+
+If the share at the fit is large, the limit is halfway from it to 100 % instead."""
 
 
 @dataclass(frozen=True)
 class HubnessNow:
-    """Skewness of the 10-occurrence, which the store's own searches give now.
+    """The skewness of the 10-occurrence in the store's present searches.
 
-    queries: How many queries were searched for.
-    live: True if they are live queries, False if they come from the bank.
+    queries: The number of queries that were searched for.
+    live: True if these are live queries, False if they come from the bank.
     raw, corrected, chance: The skewness raw, corrected and by chance.
-    fit: What was counted at the fit; None if nothing was.
+    fit: The counts at the fit; None if nothing was counted.
     hubs: The targets found most often, raw or corrected.
     occurrences: How many targets have the 10-occurrence N, by N, for either search.
     """
@@ -256,30 +267,30 @@ class HubnessNow:
     occurrences: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def attention(self) -> Iterator[Step]:
-        """Yield what somebody should look at, and what to do about it."""
-        beyond = self.corrected - self.chance
-        if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
+        """Yield each problem, with the job that may solve it."""
+        raw = self.raw - self.chance
+        corrected = self.corrected - self.chance
+        if raw > self.chance and corrected > TOLERATED_SKEWNESS * raw:
             figures = f"{self.corrected:.2f}, raw {self.raw:.2f}"
             yield Step(f"hubness is worse than raw ({figures})", "refit")
         if self.fit is None:
             return
-        usual = self.fit.largest
-        limit = self.queries * min(TIMES * usual, (1 + usual) / 2)
-        counts = {hub.id: hub.found_by[CORRECTED] for hub in self.hubs}
-        above = [
-            f"{target!r} {count / self.queries:.1%}"
-            for target, count in counts.items()
-            if count > limit
-        ]
-        if above:
-            named = ", ".join(above[:NAMED])
-            says = f"found too often ({usual:.1%} at most at the fit): {named}"
+        at_fit = self.fit.largest
+        tolerated = min(TOLERATED_RISE * at_fit, (1 + at_fit) / 2)
+        found_too_often = []
+        for hub in self.hubs:
+            share = hub.found_by[CORRECTED] / self.queries
+            if share > tolerated:
+                found_too_often.append(f"{hub.id!r} {share:.1%}")
+        if found_too_often:
+            named = ", ".join(found_too_often[:NAMED])
+            says = f"found too often ({at_fit:.1%} at most at the fit): {named}"
             yield Step(says, "refresh")
 
     def sections(self, field: str | None) -> list[Section]:
-        """Return the sections of hubness at the fit and now, and of the hubs.
+        """Return two sections: hubness at the fit and now, and the hubs.
 
-        Targets are called by `field`.
+        `field` has the names of the targets.
         """
         measures = {f"{SKEWNESS} now": [self.raw, self.corrected]}
         if self.fit is not None:
@@ -291,7 +302,7 @@ class HubnessNow:
 
 
 def _describe(model: OffsetModel) -> str:
-    """Return a model in one sentence, for small print."""
+    """Describe a model in one sentence, for a note."""
     method = describe_method(model.method, model.parameters)
     parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
     if model.query_map is not None:
@@ -307,22 +318,22 @@ def _describe(model: OffsetModel) -> str:
 class Inspection(Result):
     """The result of `inspect`.
 
-    count: How many targets there are.
+    count: The number of targets.
     correction: The correction in the store, if any.
-    previous: The model that was active before, which `rollback` writes, if any.
-    missing: How many targets lack an offset.
-    stale: How many have an offset that their vector no longer gives.
-    foreign: How many carry something else in its place.
+    previous: The model that was active before, if any; `rollback` writes it.
+    missing: The number of targets without an offset.
+    stale: The number of targets whose offset no longer fits their vector.
+    foreign: The number of targets with something else in place of an offset.
     missing_ids, stale_ids: Some ids of such targets.
     invalid_vectors: The targets whose vector the model cannot judge.
-    hubness: What queries find now; None if none were searched for.
-    drift: Own share of live queries and bank: 0.5 if they are of one kind, 1 if they have
-        nothing in common. None without enough live queries.
-    notes: What the store says of the correction.
-    warnings: What the store asks attention for.
-    attention: The warnings, and what else somebody should look at, with what to do. The
-        exit status is 4 unless it is empty.
-    shown: The field that targets are called by.
+    hubness: The hubness of present searches; None if no queries were searched for.
+    drift: The own share of live queries and bank: 0.5 if they are of one kind, 1 if
+        they have nothing in common. None without enough live queries.
+    notes: Facts about the correction, from the store.
+    warnings: Warnings from the store.
+    attention: The warnings and all other problems, each with what to do about it. The
+        exit status is 4 if there are any.
+    shown: The field that has the names of targets.
     """
 
     store: str
@@ -346,7 +357,7 @@ class Inspection(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def attention(self) -> list[str]:
-        """Lines on what somebody should look at, each with what to do about it."""
+        """The problems, one line each, with what to do about them."""
         return [*map(str, self._reasons())]
 
     def _reasons(self) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""Whether a new correction may take the place of the old one."""
+"""The comparison that decides whether a new correction may replace the old one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hubplugin.validation import Figures, Margins, change_of
 
 WORSE = 0.1
 """Without known answers, a new correction is worse if skewness rises by more than this
-share of raw skewness. On eight galleries a bank of twice the size rises by 0.08 at most;
-every bank that rose by more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
+share of the raw skewness. On eight galleries a bank of twice the size raised it by at
+most 0.08, and every bank that raised it by more than 0.1 lost R@1, up to 2.4 points
+(benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
 """The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
@@ -20,10 +21,10 @@ TOLERATED = 0.01
 
 @dataclass(frozen=True)
 class OldVersusNew:
-    """The old and the new correction on held-out queries of the new bank; `raw` is without.
+    """Raw search, old and new correction on held-out queries of the new bank.
 
-    change: R@1 of the old and of the new one; None without known answers.
-    share: the size of the new bank as a share of the old one's.
+    change: R@1 of the old and the new correction; None without known answers.
+    share: The size of the new bank, as a share of the old bank's size.
     """
 
     raw: Figures
@@ -36,9 +37,13 @@ class OldVersusNew:
     def of(
         cls, margins: Margins, old: OffsetModel, new: Method, queries: int
     ) -> OldVersusNew:
-        """Compare by the `margins` of no correction, the old and the new one.
+        """Compare no correction, the old correction and the new one.
 
-        queries: how many the new bank has.
+        Args:
+            margins: The margins of the three candidates, in this order.
+            old: The old model.
+            new: The method of the new correction.
+            queries: The number of queries in the new bank.
         """
         return cls(
             Figures.of(margins, 0),
@@ -50,7 +55,7 @@ class OldVersusNew:
 
     @property
     def objection(self) -> str | None:
-        """The reason why the new correction is worse, with both figures; None if it is not."""
+        """The reason against the new correction, with both figures, if there is one."""
         if self.change is None:
             rise = self.new.skewness - self.old.skewness
             worse = rise > WORSE * max(self.raw.skewness, 0.0)
@@ -68,7 +73,7 @@ class OldVersusNew:
 
     @property
     def figures(self) -> str:
-        """The change from the old to the new correction: of R@1, else of hubness."""
+        """The change of R@1 from old to new; without known answers, of hubness."""
         if self.change is not None:
             before = 100 * self.change.before
             change = f"from {before:.1f} to {100 * self.change.after:.1f}"

@@ -1,6 +1,7 @@
-"""Offsets of a fitted model into a store: read, compare, write, activate; by one process or by shards.
+"""Write a model's offsets to a store, in one process or by shards.
 
-How offsets are kept is the store's to say.
+The steps are read, compare, write and activate. Each store decides how it keeps
+offsets.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from hubplugin.store import (
 from hubplugin.vectors import Progress, Sliceable, cannot_keep, to_tempfile
 
 UNIT = 1e-2
-"""How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
+"""The largest deviation from 1 of the length of a normalised vector.
+
+float16 keeps the length within 1e-3."""
 
 
 def offsets_of_all(
@@ -91,10 +94,12 @@ square of the vectors, and what is lost grows with them."""
 
 @dataclass
 class Counts:
-    """Counts of the offsets that `scanned` targets had.
+    """The number of targets that were scanned, and of those with a wrong offset.
 
-    missing: without an offset. stale: with one that the model does not give. foreign:
-    with something else in its place. missing_ids, stale_ids: some of these.
+    missing: Targets without an offset.
+    stale: Targets whose offset differs from the model's.
+    foreign: Targets with something else in place of an offset.
+    missing_ids, stale_ids: Some ids of missing and stale targets.
     """
 
     scanned: int = 0
@@ -134,20 +139,20 @@ def compare(
     label: str,
     gallery: Sliceable | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yield each batch, the offsets that the model gives to it, and which are wrong.
+    """Yield each batch, the model's offsets for it, and which stored offsets are wrong.
 
-    Offsets are float32 [b]. Wrong is a stored offset that is missing or differs,
+    The offsets are float32 [b]. A stored offset is wrong if it is missing or differs,
     bool [b].
 
     Args:
         store: The store.
         model: The model.
         batches: All targets of the store.
-        counts: Is brought up to date with each batch.
+        counts: The counts, which are updated after each batch.
         compute: Device, memory and progress.
-        label: The name of the work, for progress.
-        gallery: What the model was just fitted on, in the order of `batches`: its
-            offsets are not computed again.
+        label: The name of the work in progress reports.
+        gallery: The gallery on which the model was just fitted, in the order of
+            `batches`; its offsets are not computed again.
     """
     total = store.count()
     scale = 0.0
@@ -189,7 +194,7 @@ def compare(
 def write_wrong(
     writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
 ) -> None:
-    """Write the offsets that `compare` yields as wrong."""
+    """Write the offsets that are wrong according to `compare`."""
     for batch, offsets, wrong in compared:
         if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
@@ -200,10 +205,10 @@ def write_wrong(
 class SpooledGallery:
     """The vectors of a store in a temporary file, which a fit may read many times.
 
-    If other programs share the store, the batches are kept, too, so that offsets are
-    written without another scan.
+    If other programs share the store, the ids and places of the batches are also kept,
+    so that offsets can be written without another scan.
 
-    vectors: [n, d].
+    vectors: The vectors [n, d].
     rows: The rows of the ids in `clicked`.
     """
 
@@ -240,7 +245,7 @@ class SpooledGallery:
                 progress("reading the gallery", min(done, total), total)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches as they came, without offsets."""
+        """Yield the batches in the order of the scan, without offsets."""
         self._lists.seek(0)
         first = 0
         while first < self.vectors.rows:
@@ -252,7 +257,7 @@ class SpooledGallery:
 
 
 class ShardedStore:
-    """The shards of `store`, whose offsets workers write."""
+    """The shards of `store`, to which workers write the offsets."""
 
     def __init__(self, store: Store, count: int | None, executor: Executor):
         if not isinstance(store, Sharded):
@@ -261,7 +266,7 @@ class ShardedStore:
         self.executor = executor
 
     def write(self, share: Share, compute: Compute, label: str) -> Counts:
-        """Read all shards once, and write by `share` what is missing or differs."""
+        """Read all shards once, and write missing and stale offsets through `share`."""
         counts = Counts()
         work = _WriteShard(share, compute.without_progress, label)
         for part in map_shards(self.executor, work, self.shards, compute, label):
@@ -271,7 +276,7 @@ class ShardedStore:
 
 @dataclass(frozen=True)
 class _WriteShard:
-    """The work on one shard: compare its offsets, and write those that are wrong."""
+    """The work on one shard: compare the offsets, and write the wrong ones."""
 
     share: Share
     compute: Compute
@@ -291,9 +296,9 @@ class _WriteShard:
 logger = logging.getLogger(__name__)
 
 CLOSING_PASSES = 3
-"""How often a shared store is read again before the switch. Each pass finds what came
-during the one before, so that more than one finds anything only where others write as
-fast as it reads."""
+"""The most passes over a shared store before the activation. Each pass finds the
+targets that came during the one before, so more than one pass is needed only if other
+programs write as fast as it reads."""
 
 
 def refresh(
@@ -303,7 +308,7 @@ def refresh(
 
     Args:
         store: A store with an active correction.
-        dry_run: Only counts them.
+        dry_run: Only count the offsets.
         compute: Device, memory and progress.
 
     Raises:
@@ -325,12 +330,12 @@ def refresh(
 def remove(
     store: Store, *, dry_run: bool = False, compute: Compute = Compute()
 ) -> Removed:
-    """Take the correction out of `store`, as if it had never been there.
+    """Remove the correction from `store`, as if it had never been there.
 
     Args:
         store: Any store; without a correction nothing happens.
-        dry_run: Only says what it would take out.
-        compute: Its progress is reported.
+        dry_run: Only report what would be removed.
+        compute: Only its `progress` is used.
 
     Raises:
         StoreError: The store cannot be written.
@@ -340,7 +345,9 @@ def remove(
         correction = store.correction()
         written = correction is not None and not dry_run
         removed = Removed(store.url, written, correction)
-    except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
+    except (
+        HubpluginError
+    ):  # a removal needs no model, so it also works on a damaged one
         if dry_run:
             raise
         removed = Removed(store.url, True)
@@ -358,13 +365,13 @@ def rollback(
 ) -> Applied:
     """Write the model that was active before, as `apply` writes a fitted model.
 
-    Every target gets the offset that this model gives it now. The model that was left
-    is the previous one then: a second rollback returns to it.
+    Every target, including those added since, gets this model's offset. The model that
+    was active until now becomes the previous one, so a second rollback returns to it.
 
     Args:
         store: A store with a correction.
         compute: Device, memory and progress.
-        dry_run: Only counts what would be written.
+        dry_run: Only count what would be written.
 
     Raises:
         StoreError: No model was active before, or the store cannot be read or written.
@@ -388,9 +395,14 @@ def write(
     force: bool = False,
     dry_run: bool = False,
 ) -> Applied:
-    """Write the offsets of a fitted `model` to everything in `store`; activate them.
+    """Write the offsets of a fitted `model` for every target in `store`; activate them.
 
-    force: as in `Writing`. dry_run: only counts what would be written.
+    Args:
+        store: The store.
+        model: The model.
+        compute: Device, memory and progress.
+        force: As in `Writing`.
+        dry_run: Only count what would be written.
     """
     require_match(model, store)
     store.require_writable(dry_run=dry_run)
@@ -410,19 +422,19 @@ def write_gallery(
     compute: Compute,
     force: bool = False,
 ) -> Applied:
-    """Do as `write`, with a gallery that was just read.
+    """Write offsets like `write`, reusing a gallery that was just read.
 
     Args:
         store: The store.
         model: The model.
-        gallery: What was read from the store, None if nothing was. The workers of a
-            `ShardedStore` write the offsets.
+        gallery: The gallery that was read from the store; None if none was read. For a
+            `ShardedStore`, workers write the offsets.
         compute: Device, memory and progress.
         force: As in `Writing`.
     """
 
     def once(closing: bool) -> Counts:
-        """Read, compare and write; what was just read serves unless `closing`."""
+        """Read, compare and write; reuse what was just read unless `closing`."""
         label = "closing" if closing else "writing offsets"
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, label)
@@ -465,17 +477,17 @@ def write_gallery(
 
 
 def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """Count what writing a new `model` would write, and say what it would do."""
+    """Count the offsets that a new `model` would write, and add the store's plan."""
     return replace(compare_all(store, model, compute), notes=store.plan())
 
 
 def compare_all(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """Compare `model` with what `store` has, and write nothing."""
+    """Compare the offsets in `store` with those of `model`, without writing."""
     return count_wrong(store, model, compute).as_applied(store, model, written=False)
 
 
 def count_wrong(store: Store, model: OffsetModel, compute: Compute) -> Counts:
-    """Count the offsets in `store` that are not those of `model`."""
+    """Count the offsets in `store` that differ from those of `model`."""
     counts = Counts()
     label = "comparing offsets"
     for _ in compare(store, model, store.scan(), counts, compute, label):
@@ -484,9 +496,9 @@ def count_wrong(store: Store, model: OffsetModel, compute: Compute) -> Counts:
 
 
 def require_match(model: OffsetModel, store: Store) -> None:
-    """Raise InputError if `store` cannot be ranked by `model`.
+    """Raise InputError if `store` cannot rank by `model`.
 
-    Dimensions or metric differ, or the store cannot apply the model's query map.
+    Either dimensions or metric differ, or the store cannot apply the model's query map.
     """
     if model.query_map is not None and not store.maps_queries:
         raise refuse_query_map(store.url)
