@@ -36,7 +36,7 @@ from hubplugin_qdrant.requests import rewrite
 from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
 LOCAL_QUERIES = 32
-"""The number of calibration queries in local mode, which ranks every point in Python."""
+"""The number of calibration queries in local mode, which ranks all points in Python."""
 
 KEYED_QUERIES = 256
 """The number of calibration queries if points are sharded by keys. A tenant with one
@@ -47,7 +47,7 @@ MOST_CANDIDATES = 10_240
 the correction is worth."""
 
 FEW_POINTS = SMALLEST_PAGE * MANY_CANDIDATES
-"""With at most this many points, every point becomes a candidate at a negligible cost."""
+"""With at most this many points, all points become candidates at a negligible cost."""
 
 EXACT_MARGIN = 4.0
 """The safety factor for the candidates of exact searches. It multiplies the number of
