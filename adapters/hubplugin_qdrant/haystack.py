@@ -49,14 +49,14 @@ class _OwnStore:
 
 @component
 class HubQdrantEmbeddingRetriever(_OwnStore, QdrantEmbeddingRetriever):
-    """A QdrantEmbeddingRetriever that loads a HubQdrantDocumentStore from YAML."""
+    """A QdrantEmbeddingRetriever that loads our document store from YAML."""
 
 
 @component
 class HubQdrantSparseEmbeddingRetriever(_OwnStore, QdrantSparseEmbeddingRetriever):
-    """A QdrantSparseEmbeddingRetriever that loads a HubQdrantDocumentStore from YAML."""
+    """A QdrantSparseEmbeddingRetriever that loads our document store from YAML."""
 
 
 @component
 class HubQdrantHybridRetriever(_OwnStore, QdrantHybridRetriever):
-    """A QdrantHybridRetriever that loads a HubQdrantDocumentStore from YAML."""
+    """A QdrantHybridRetriever that loads our document store from YAML."""
