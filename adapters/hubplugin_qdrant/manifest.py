@@ -20,8 +20,7 @@ KEY = "hub_offset"
 
 AGREEMENT = 0.99
 """The share of the raw index's recall that a corrected search must reach. The last
-percent would cost as much as the rest, and users do not notice a loss of 0.1 results in
-10."""
+percent costs as much as the rest, and a loss of 0.1 results in 10 is not noticed."""
 
 MANY_CANDIDATES = 40
 """The number of candidates per result that doubles the time of a search. Beyond it, a
