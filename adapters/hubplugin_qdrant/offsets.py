@@ -29,8 +29,8 @@ from hubplugin_qdrant.manifest import (
 from hubplugin_qdrant.plain_client import PointId, ShardKey
 
 AnyVector: TypeAlias = Any
-"""A vector as passed to a client: a list, an array, a document to embed, a dict of these
-by name, or None."""
+"""A vector as passed to a client: a list, an array, a document to embed, a dict of
+these by name, or None."""
 
 ROUNDING = 1e-6
 """The absolute and the relative difference below which numbers count as equal."""
