@@ -102,7 +102,7 @@ ID_TYPES = (int, str, UUID)
 
 
 def listen(ids: Iterable[Any] | None, heard: list[PointId]) -> Iterator[Any]:
-    """Yield `ids` and append each to `heard`; if `ids` is None, yield new ids forever."""
+    """Yield `ids`, or new ids forever if it is None, and append each to `heard`."""
     if ids is None:
         ids = (str(uuid4()) for _ in itertools.count())
     for key in ids:
