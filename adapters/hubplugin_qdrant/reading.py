@@ -73,26 +73,18 @@ class PointReader:
                 transport.send(part, change, shard_key)
 
     def batches(self, records: list[models.Record]) -> list[Batch]:
-        """Return one batch per shard key, and note offsets in `left_over`.
+        """Return one batch per shard key, since points are written by shard key.
 
-        Points are written by shard key, so a batch never mixes two keys.
+        Points with offsets of unknown versions are added to `left_over`.
         """
         shards: dict[Any, list[models.Record]] = {}
         for record in records:
             shards.setdefault(record.shard_key, []).append(record)
-        for shard_key, part in shards.items():
-            self._note_left_over(part, shard_key)
-        batches = [self._batch(part, key) for key, part in shards.items()]
-        return [batch for batch in batches if len(batch.ids)]
-
-    def _note_left_over(
-        self, records: list[models.Record], shard_key: Id | None
-    ) -> None:
-        """Add the `records` with offsets of unknown versions to `left_over`."""
-        for record in records:
             unknown = self.manifest.unknown_keys(record.payload)
             if unknown:
-                self.left_over[shard_key, unknown].append(plain_id(record.id))
+                self.left_over[record.shard_key, unknown].append(plain_id(record.id))
+        batches = [self._batch(part, key) for key, part in shards.items()]
+        return [batch for batch in batches if len(batch.ids)]
 
     def _batch(self, records: list[models.Record], shard_key: Id | None) -> Batch:
         """Return `records` as one batch, without points that lack the vector."""
