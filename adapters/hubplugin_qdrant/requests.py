@@ -132,8 +132,8 @@ def version_for(
         return version
     asked = nearest(query)
     refuse_embedded(asked)
-    # Any other query is sent unchanged: the server refuses a vector of another dimension
-    # and the id of a missing point.
+    # Any other query is sent unchanged: the server refuses a vector of another
+    # dimension and the id of a missing point.
     if isinstance(asked, list) and len(asked) == version.dim:
         return version
     return None
@@ -246,8 +246,8 @@ def has_offset(version: QdrantVersion) -> models.Filter:
 
 
 UNLISTED = 1e15
-"""The score of a point that a prefetch should have listed but did not. It is larger than
-any real score, and its square is finite."""
+"""The score of a point that a prefetch should have listed but did not. It exceeds any
+real score, and its square is finite."""
 
 Points: TypeAlias = list[models.ScoredPoint]
 
