@@ -91,7 +91,7 @@ class Schema:
         return version
 
     def wait_for_graph(self, progress: Progress | None) -> None:
-        """Wait until all points are in the graph again: writes take points out of it."""
+        """Wait until all points are in the graph again: writes remove them from it."""
         transport = self.transport
         if transport.is_local:
             return
@@ -122,7 +122,7 @@ class Schema:
         return (now.indexed_vectors_count or 0) >= NEARLY * expected
 
     def expects_graph(self) -> bool:
-        """Return True if the collection is large enough for a server to build a graph."""
+        """Return True if the collection is large enough for the server's graph."""
         info = self.transport.opened
         threshold = info.config.optimizer_config.indexing_threshold or 0
         kilobytes = 4 * self.dim * self.transport.count() / 1024
