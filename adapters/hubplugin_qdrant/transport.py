@@ -174,13 +174,13 @@ Item = TypeVar("Item")
 
 
 BATCH = 2000
-"""The largest number of points read or written at a time, if their vectors are small."""
+"""The largest number of points read or written at a time, with small vectors."""
 
 FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
 
 BATCH_NUMBERS = 1_000_000
-"""The largest count of vector components read at a time, about 10 MB of JSON. By default,
-a server accepts 32 MB."""
+"""The largest number of vector components read at a time, about 10 MB of JSON. By
+default, a server accepts 32 MB."""
 
 WRITERS = 4
 """The number of concurrent writing requests, enough to keep the server busy."""
@@ -193,8 +193,8 @@ RETRY_SECONDS = 60.0
 restart."""
 
 LIMITED_SECONDS = 600.0
-"""How long a request is repeated while the server limits the rate. Servers count the rate
-per minute."""
+"""How long a request is repeated while the server limits the rate. Servers count the
+rate per minute."""
 
 SHORTEST_WAIT = 0.2
 LONGEST_WAIT = 10.0
@@ -206,7 +206,8 @@ SERVER_SECONDS = 600.0
 
 SLOWEST_BUILD = 200.0
 """The slowest expected build of a graph, in points per second. A graph may take
-SERVER_SECONDS plus the time at this rate. Two busy cores built 500 points per second."""
+SERVER_SECONDS plus the time at this rate. Two busy cores built graphs at 500 points per
+second."""
 
 POLL_SECONDS = 0.5
 """The time between two checks of whether a server has finished."""
@@ -371,7 +372,7 @@ class QdrantTransport:
         progress: Progress | None = None,
         points: int = 0,
     ) -> None:
-        """Wait until the server has finished its work, or until the time for it is over.
+        """Wait until the server has finished its work, or until a time limit.
 
         Nothing is lost if the wait is interrupted: the next run continues from here.
 
@@ -379,7 +380,7 @@ class QdrantTransport:
             is_done: A function that asks the server if the work is finished.
             name: The name of the work, for the log.
             otherwise: The consequence to log if the work does not finish in time.
-            progress: A callback for the seconds. Without it, a long wait is logged once.
+            progress: A callback for the seconds. Without it, a long wait is logged.
             points: The number of points in a graph that is built. More points allow a
                 longer wait.
         """
@@ -466,8 +467,8 @@ class QdrantTransport:
         more = True
         while more:
             began = time.monotonic()
-            # Ask for uncompressed answers: compressing vectors takes longer than sending
-            # them.
+            # Ask for uncompressed answers: compressing vectors takes longer than
+            # sending them.
             with headers({"accept-encoding": "identity"}):
                 records, offset = self.ask(
                     "scroll",
@@ -520,8 +521,8 @@ class QdrantTransport:
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
         """Start to `change` points of this shard key, in the order of calls.
 
-        If too many writes are pending, wait for the first one. A later call of `send` or
-        `wait` raises the error of a failed write.
+        If too many writes are pending, wait for the first one. A later call of `send`
+        or `wait` raises the error of a failed write.
         """
         if self._writers is None:
             self._send(points, change, shard_key)
