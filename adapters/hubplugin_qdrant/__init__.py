@@ -1,20 +1,20 @@
-"""hubplugin for Qdrant: corrects collections in place, and searches them corrected.
+"""hubplugin for Qdrant: correct collections in place and search them corrected.
 
-`open_store` returns the store that every job of `hubplugin` takes, as in
-`hubplugin.apply(store, bank)`. `HubQdrantClient` searches corrected, and gives offsets to
-what it writes.
+`open_store` returns the store for every job of `hubplugin`, as in
+`hubplugin.apply(store, bank)`. `HubQdrantClient` searches with the correction, and
+adds offsets to the points that it writes.
 
-Jobs: `store` keeps the contract of `hubplugin.store`. `schema` makes room for offsets,
-`reading` reads points with theirs, `calibration` chooses how widely searches look.
-`transport` sends the requests. `places` knows URLs and ranges of ids.
+Modules for jobs: `store` implements `hubplugin.store`. `schema` makes room for offsets,
+`reading` reads points with their offsets, and `calibration` chooses how widely searches
+look. `transport` sends the requests. `places` parses URLs and divides ids into ranges.
 
-Clients: `client` has both, whose methods are the operations of `searches` and `writes`.
-`calls` drives these, and the pure functions in `requests` correct what they send.
-`plain_client` has all that is used of qdrant-client's privates. `langchain` and
-`haystack` put the client into frameworks.
+Modules for clients: `client` defines both clients. Their methods run the operations of
+`searches` and `writes`, which `calls` drives. `requests` corrects the requests without
+any I/O. `plain_client` contains every use of qdrant-client's private names. `langchain`
+and `haystack` integrate the client into frameworks.
 
-Both: `manifest` has the values, `metadata` the collection in which they lie and what a
-client knows of them, `offsets` what a point holds.
+Modules for both: `manifest` defines the versions, `metadata` reads and caches them, and
+`offsets` computes what a point stores.
 """
 
 from __future__ import annotations
@@ -43,35 +43,37 @@ def open_store(
 ) -> QdrantStore:
     """Open a collection for the jobs of `hubplugin`: `hubplugin.apply(store, bank)`.
 
-    storage="vector" is a second vector with one more dimension, which ranks at the
-    speed of the index for the price of its space; it needs server 1.18. "payload" is
-    one number a point, added to the scores of the candidates that a search fetches,
-    which works everywhere. Beside an unnamed vector a second one leaves a trace when it
-    is removed: `get_collection` then shows {"": VectorParams(...)} for
-    VectorParams(...).
+    storage="vector" adds a second vector with one more dimension. Searches are as fast
+    as raw ones, but the vector takes space, and the server must be 1.18 or newer.
+    storage="payload" stores one number per point, and adds it to the scores of the
+    candidates that a search fetches. It works everywhere. Removing a second vector
+    beside an unnamed one leaves a trace: `get_collection` then shows
+    {"": VectorParams(...)} instead of VectorParams(...).
 
     Args:
-        client: Plain or wrapped.
-        collection: A name or an alias; the correction belongs to what an alias stands
-            for now.
-        vector: The name of the vector that is corrected; None is the unnamed one, or
-            the only one there is.
-        storage: "auto" keeps the storage of the correction in place. Without one it is
-            "vector" if the server can add one beside a named vector that is not
-            quantised and whose numbers have 16 bits or more, and "payload" elsewhere.
+        client: A plain or corrected client.
+        collection: A name or an alias. With an alias, the correction belongs to the
+            collection that is behind the alias now.
+        vector: The name of the vector to correct. None for the unnamed vector, or for
+            the only vector.
+        storage: "auto" keeps the storage of an existing correction. Otherwise it
+            chooses "vector" if the server can add a second vector, and the corrected
+            vector is named, not quantised, and has numbers of 16 bits or more. In all
+            other cases it chooses "payload".
         agreement: The recall that searches must reach, as a share of the raw index's
-            own; by default that of the correction in place, or 0.99. Candidates, or
-            hnsw_ef, are chosen by it.
-        pace: How many points are written before the graph is waited for, by default a
-            tenth; "all" is the quickest, and other searches are slow until it ends.
-        record: The folder that `HubQdrantClient(record=...)` was given.
+            recall. It determines the number of candidates, or hnsw_ef. The default is
+            the value of an existing correction, or 0.99.
+        pace: The number of points to write before each wait for the graph, by default a
+            tenth of all points. "all" is the fastest, but slows other searches until
+            the job ends.
+        record: The folder passed to `HubQdrantClient(record=...)`.
 
     Returns:
-        The store of that vector.
+        The store of the vector.
 
     Raises:
-        StoreError: For a collection or vector that is not there or cannot carry
-            offsets, and for a server that cannot be reached.
+        StoreError: If the collection or vector does not exist or cannot have offsets,
+            or if the server cannot be reached.
     """
     return QdrantStore(
         client,

@@ -1,16 +1,17 @@
-"""How widely a corrected search looks, chosen by searching with queries of the bank.
+"""Choose how widely a corrected search looks, by searching with queries of the bank.
 
-Each shard gives as many candidates as are asked for. If points are sharded by keys, as
-tenants are, a search by one key gets them from its own shards alone: so each
-calibration query goes to one key, drawn as the points are spread.
+Each shard returns as many candidates as a search asks for. If points are sharded by
+keys, for example by tenant, a search by one key reads only the shards of that key. So
+each calibration query searches one key, and keys with more points get more queries.
 
-Searches by an index miss some of the exact results, corrected or not. A corrected one
-need not miss fewer than a raw one: more candidates, or a wider search of the graph,
-cost time and cannot mend the index.
+Searches by an index miss some of the exact results, corrected or not. A corrected
+search need not miss fewer than a raw one: more candidates, or a wider search of the
+graph, cost time and cannot repair the index.
 
-Queries of the bank stand for those to come. Measured on 10,000 functions and five fits,
-64 queries of the bank needed 22, 23, 32, 65 and 194 candidates for 0.99 of their
-corrected top 10, and 64 that no fit had seen 22, 23, 30, 73, 162.
+Queries of the bank represent future queries. In measurements on 10,000 functions and
+five fits, 64 queries of the bank needed 22, 23, 32, 65 and 194 candidates for 0.99 of
+their corrected top 10, and 64 queries unknown to the fits needed 22, 23, 30, 73 and
+162.
 """
 
 from __future__ import annotations
@@ -35,25 +36,27 @@ from hubplugin_qdrant.requests import rewrite
 from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
 LOCAL_QUERIES = 32
-"""Calibration queries in local mode, which ranks every point in Python."""
+"""The number of calibration queries in local mode, which ranks all points in Python."""
 
 KEYED_QUERIES = 256
-"""Calibration queries if points are sharded by keys: a tenant with a hundredth of the
-points gets two or three."""
+"""The number of calibration queries if points are sharded by keys. A tenant with one
+percent of the points gets two or three."""
 
 MOST_CANDIDATES = 10_240
-"""More candidates than this cost a server more than the correction is worth."""
+"""The largest number of candidates that is tried: more would cost a server more than
+the correction is worth."""
 
 FEW_POINTS = SMALLEST_PAGE * MANY_CANDIDATES
-"""Of so few points every one is a candidate, at a price that nobody notices."""
+"""With at most this many points, all points become candidates at a negligible cost."""
 
 EXACT_MARGIN = 4.0
-"""An exact search gets so many times the candidates with which all calibration queries
-found all that they should. Of 800 queries that five fits had not seen, 2 to 11 needed
-more than these did, up to 5 twice as many, none four times."""
+"""The safety factor for the candidates of exact searches. It multiplies the number of
+candidates with which every calibration query found all expected results. Of 800 queries
+unknown to five fits, 2 to 11 needed more candidates than the calibration queries, up to
+5 needed twice as many, and none needed four times as many."""
 
 DEFAULT_EF = 100
-"""The hnsw_ef of a server if none is chosen."""
+"""The hnsw_ef that a server uses by default."""
 
 LARGEST_EF = 4096
 """The largest hnsw_ef that is tried."""
@@ -62,12 +65,12 @@ LARGEST_EF = 4096
 class Searches:
     """Searches of a collection for the calibration queries.
 
-    exact_allowed: True if searches may be `exact`, and look at every point.
-    largest_ef: How widely they may look.
+    exact_allowed: True if searches may be `exact`, which compare every point.
+    largest_ef: The largest hnsw_ef that a search may use.
     """
 
     def __init__(self, transport: QdrantTransport, using: str, queries: np.ndarray):
-        """Search by the vector `using` for `queries` [m, d]."""
+        """Prepare searches on the vector `using` for `queries` [m, d]."""
         self._transport = transport
         self._using = using
         if transport.is_local:
@@ -93,13 +96,14 @@ class Searches:
         return self._search(manifest, limit, exact)
 
     def _search(self, manifest: QdrantManifest, limit: int, exact: bool) -> Hits:
-        """Search corrected by `manifest`, with the requests of `HubQdrantClient`."""
+        """Search with the requests that `HubQdrantClient` sends for `manifest`."""
         options: dict[str, Any] = {
             "using": self._using or None,
             "limit": min(limit, self._limit),
             "with_payload": False,
         }
-        if exact and not self._transport.is_local:  # which warns
+        # Local mode is always exact, and warns if it is asked for exact results.
+        if exact and not self._transport.is_local:
             options["params"] = models.SearchParams(exact=True)
         rewritten = [
             rewrite(
@@ -118,20 +122,25 @@ class Searches:
 def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
     """Return `count` shard keys, each as often as its share of the `points`.
 
-    None if there are no keys, or no points.
+    The list is empty if there are no keys or no points.
     """
+    keys = list(points)
     ends = np.cumsum([*points.values()])
-    if not len(ends) or not ends[-1]:
+    if not keys or not ends[-1]:
         return []
+    # Lay the points of all keys end to end, and take the keys at even distances.
     middles = (np.arange(count) + 0.5) * ends[-1] / count
-    return [list(points)[row] for row in np.searchsorted(ends, middles, side="right")]
+    return [keys[row] for row in np.searchsorted(ends, middles, side="right")]
 
 
 class Truth:
-    """The exact results of the calibration queries, which others may change meanwhile.
+    """The exact results of the calibration queries.
 
-    read: Searches for them, which takes as long as the widest search.
-    moves: True until a second read gives the same results.
+    Other clients may change them during the calibration by writing to the collection.
+
+    read: A function that searches for the results. It takes as long as the widest
+        search.
+    moves: True until a second read returns the same results.
     """
 
     def __init__(self, read: Callable[[], Hits]):
@@ -140,20 +149,20 @@ class Truth:
         self.moves = True
 
     def has_moved(self) -> bool:
-        """Read the truth again. Return True if it changed, so that others write."""
+        """Read the results again. Return True if another client has changed them."""
         before = self._hits
         self._hits = self._read()
         self.moves = before.ids != self._hits.ids
         return self.moves
 
-    def recall(self, found: Hits, enough: float) -> float:
-        """Return the recall of what was just `found`.
+    def recall(self, found: Hits, target: float) -> float:
+        """Return the recall of the hits that a search has just `found`.
 
-        Below `enough` it may be that others write: then what came or went between two
-        reads of the truth, one before the search and one after it, does not count.
+        A recall below `target` may be due to writes by other clients. Then the results
+        are read again, and points that differ between the two reads do not count.
         """
         share = recall(found, self._hits)
-        if share < enough and self.moves:
+        if share < target and self.moves:
             before = self._hits
             self.has_moved()
             share = recall(found, expected(found, before, self._hits))
@@ -161,10 +170,10 @@ class Truth:
 
 
 def expected(found: Hits, before: Hits, after: Hits) -> Hits:
-    """Return what a search should have `found` between two reads of the truth.
+    """Return the hits expected of a search between two reads of the truth.
 
-    That is what lies in both. What lies in one of them comes first where it was found,
-    and is not expected elsewhere.
+    A search must find the points in both reads. A point in only one of them came or
+    went meanwhile: it is expected, and listed first, only if the search has `found` it.
     """
     ids: list[list[Id]] = []
     scores: list[list[float]] = []
@@ -182,61 +191,69 @@ def expected(found: Hits, before: Hits, after: Hits) -> Hits:
 def calibrate(version: QdrantVersion, points: int, searches: Searches) -> QdrantVersion:
     """Choose how widely corrected searches look.
 
+    Searches by the index must reach `version.agreement` times the recall of the raw
+    index. Exact searches must find every result, however much the index misses.
+
     Args:
         version: The version that was written.
-        points: How many points the collection has.
+        points: The number of points in the collection.
         searches: Raw and corrected searches for queries of the bank.
 
     Returns:
-        `version` with the fewest candidates, or the smallest hnsw_ef, that give it
-        `version.agreement` times the recall of the raw index, or with the most that are
-        tried. And with the candidates that give exact searches everything: an index
-        that misses much is no measure for these.
+        `version` with the fewest candidates, or the smallest hnsw_ef, that reach the
+        required recall. If none does, the largest value tried is chosen.
     """
     exact = searches.exact_allowed
-    in_vector = version.storage == "vector"
     limit = version.max_candidates or MOST_CANDIDATES
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
-    widest = version.replace(oversampling=most / SMALLEST_PAGE)
-    if not in_vector and points <= min(FEW_POINTS, limit):
-        return widest
-    raw_truth = Truth(lambda: searches.search_raw(2 * SMALLEST_PAGE, exact))
-    raw = raw_truth.recall(searches.search_raw(SMALLEST_PAGE, False), 1.0)
-    enough = version.agreement * raw
-    if in_vector:
-        wider_efs = ratios(searches.largest_ef / DEFAULT_EF)[1:]
-        efs = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_efs)]
-        widths = [version.replace(hnsw_ef=ef) for ef in efs]
-        if not exact:
-            widest = widest.replace(hnsw_ef=searches.largest_ef)
+    if version.storage == "vector":
+        widths = _by_hnsw_ef(version, searches.largest_ef)
     else:
-        every = ratios(widest.oversampling)
-        widths = [version.replace(oversampling=ratio) for ratio in every]
-    widest = widest.replace(max_candidates=most)
+        widths = _by_oversampling(version, most)
+        if points <= min(FEW_POINTS, limit):
+            return widths[-1]
+    # The truth has two pages of results, but no more than `most` candidates.
+    widest_ef = None if exact else searches.largest_ef
+    widest = widths[-1].replace(max_candidates=most, hnsw_ef=widest_ef)
+    raw_truth = Truth(lambda: searches.search_raw(2 * SMALLEST_PAGE, exact))
+    raw_recall = raw_truth.recall(searches.search_raw(SMALLEST_PAGE, False), 1.0)
+    target = version.agreement * raw_recall
     truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
-    chosen = _choose(widths, enough, truth, searches)
+    chosen = _choose(widths, target, truth, searches)
     if not truth.moves and truth.has_moved():
-        # Others began to write after the truth was last read.
-        chosen = _choose(widths, enough, truth, searches)
-    return chosen.replace(raw_recall=raw) if exact else chosen
+        # Another client began to write after the truth was last read.
+        chosen = _choose(widths, target, truth, searches)
+    return chosen.replace(raw_recall=raw_recall) if exact else chosen
+
+
+def _by_hnsw_ef(version: QdrantVersion, largest: int) -> list[QdrantVersion]:
+    """Return `version` with each hnsw_ef to try: the default, then up to `largest`."""
+    wider = [round(DEFAULT_EF * ratio) for ratio in ratios(largest / DEFAULT_EF)[1:]]
+    return [version.replace(hnsw_ef=ef) for ef in (None, *wider)]
+
+
+def _by_oversampling(version: QdrantVersion, most: int) -> list[QdrantVersion]:
+    """Return `version` with each oversampling to try, up to `most` candidates."""
+    every = ratios(most / SMALLEST_PAGE)
+    return [version.replace(oversampling=ratio) for ratio in every]
 
 
 def _choose(
-    widths: list[QdrantVersion], enough: float, truth: Truth, searches: Searches
+    widths: list[QdrantVersion], target: float, truth: Truth, searches: Searches
 ) -> QdrantVersion:
-    """Return the first of `widths` whose recall is `enough`, or the last.
+    """Return the first of `widths` whose recall reaches `target`, or else the last.
 
-    It also gets the candidates that give exact searches everything.
+    With offsets in payloads, also set the number of candidates for exact searches.
     """
     recalls: dict[int, float] = {}
 
     def reaches(number: int) -> bool:
         found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
-        recalls[number] = truth.recall(found, enough)
-        return recalls[number] >= enough
+        recalls[number] = truth.recall(found, target)
+        return recalls[number] >= target
 
     first = first_that(reaches, len(widths))
-    if first not in recalls:  # the last, if none before it reaches
+    if first not in recalls:  # `first_that` returns the last one without trying it
         reaches(first)
     chosen = widths[first].replace(recall=recalls[first])
     if chosen.storage == "vector" or not searches.exact_allowed:
@@ -247,5 +264,5 @@ def _choose(
         found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
         return truth.recall(found, 1.0) == 1.0
 
-    least = wider[first_that(finds_all, len(wider))]
-    return chosen.replace(exact_oversampling=EXACT_MARGIN * least.oversampling)
+    complete = wider[first_that(finds_all, len(wider))]
+    return chosen.replace(exact_oversampling=EXACT_MARGIN * complete.oversampling)

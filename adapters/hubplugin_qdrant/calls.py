@@ -1,7 +1,8 @@
 """Operations of a corrected client, written once and driven by both clients.
 
-An operation is a generator, as an `auth_flow` of httpx. It yields each `Call` that it
-wants made, and is sent the answer, or thrown the error.
+An operation is a generator, like httpx's `auth_flow`. It yields each `Call` that it
+needs. The driver makes the call, and sends the answer or throws the error into the
+generator.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ class Call(partial[Any]):
 
 
 class Computing(Call):
-    """A call that asks no server: for the async client a thread makes it."""
+    """A call that computes without a server. The async client runs it in a thread."""
 
 
 Operation: TypeAlias = Generator[Call, Any, Answer]
-"""Makes an `Answer` of what its calls return."""
+"""An operation that returns an `Answer`."""
 
 
 async def run_async(operation: Operation[Answer], threads: bool = True) -> Answer:
-    """Drive `operation` with an async client, and return what it returns.
+    """Drive `operation` with an async client, and return its result.
 
-    threads: A thread makes each call that is `Computing`.
+    threads: True to run each `Computing` call in a thread.
     """
     resume = partial(operation.send, None)
     try:
@@ -53,7 +54,7 @@ async def run_async(operation: Operation[Answer], threads: bool = True) -> Answe
 def run(operation: Operation[Answer]) -> Answer:
     """Drive `operation` with a sync client, or an async one in local mode.
 
-    Neither ever waits, and a coroutine that never waits ends with its first step.
+    Neither of them ever waits, so the coroutine ends with its first step.
     """
     coroutine = run_async(operation, threads=False)
     try:

@@ -1,8 +1,8 @@
-"""`HubQdrantClient` and `AsyncHubQdrantClient`, which search corrected collections
-corrected.
+"""The clients `HubQdrantClient` and `AsyncHubQdrantClient`, which search corrected.
 
-Both are subclasses of qdrant-client's own. Each method in `CORRECTED` is an operation
-of `searches` or `writes`, with the signature of the plain method.
+They are subclasses of `QdrantClient` and `AsyncQdrantClient`. Each method in
+`CORRECTED` has the signature of the plain method, and runs an operation of `searches`
+or `writes`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from hubplugin_qdrant.plain_client import Arguments
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
 
 Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
-"""A folder, or a `Recorder` with other settings; None to record nothing."""
+"""A folder, or a `Recorder` with other settings. None turns recording off."""
 
 Clicked: TypeAlias = "VectorLike | models.Document | str"
-"""The query of a click: a vector, a document, or its id."""
+"""The query of a click: a vector, a document, or the id of the query."""
 
 CORRECTED: dict[str, OfClient] = {
     "query_points": searches.query_points,
@@ -55,13 +55,14 @@ CORRECTED: dict[str, OfClient] = {
     "delete_collection": writes.delete_collection,
     "update_collection_aliases": writes.update_collection_aliases,
 }
-"""The methods that a corrected client does in its own way."""
+"""The methods that a corrected client replaces."""
 
 
 class _Corrected(Generic[Client]):
-    """The base of both clients: how they are made, and what they know of corrections.
+    """The base class of both clients.
 
     _plain: The class of the plain client.
+    _corrections: The manifests and models of corrected collections.
     """
 
     _plain: ClassVar[Any]
@@ -76,17 +77,20 @@ class _Corrected(Generic[Client]):
     def wrap(cls, client: Any, *, record: Record = None) -> Self:
         """Return a corrected client over the connection of `client`.
 
-        Closing either closes both.
+        Closing either client closes both.
 
         Args:
-            client: A plain client, or a wrapped one, sync or async as this class.
-            record: As of the class. By default a wrapped client goes on recording.
+            client: A plain or corrected client. It must be sync for `HubQdrantClient`,
+                and async for `AsyncHubQdrantClient`.
+            record: The same as `record` of the class. By default, the queries of a
+                corrected client are still recorded.
 
         Returns:
             The corrected client.
 
         Raises:
-            InputError: For a client of another kind, or a `record` that is no folder.
+            InputError: If `client` is of another kind, or `record` is neither a folder
+                nor a `Recorder`.
         """
         raw = require_client(client, cls._plain)
         if record is None and isinstance(client, _Corrected):
@@ -98,15 +102,15 @@ class _Corrected(Generic[Client]):
 
     @property
     def raw(self) -> Client:
-        """The plain client on the same connection: it sees what lies in the store."""
+        """The plain client on the same connection, which shows the data as stored."""
         raw: Client = self._corrections.raw
         return raw
 
 
 def require_client(client: Any, kind: type[Client]) -> Client:
-    """Return the plain client of `client`, plain or wrapped.
+    """Return the plain client of `client`, which may be plain or wrapped.
 
-    Raises InputError unless it is a `kind` or acts like one.
+    Raises InputError unless `client` is a `kind` or behaves like one.
     """
     other = AsyncQdrantClient if kind is QdrantClient else QdrantClient
     if isinstance(client, other) or not hasattr(client, "query_points"):
@@ -120,7 +124,10 @@ def require_client(client: Any, kind: type[Client]) -> Client:
 
 
 def _make_cache(raw: Any, record: Record) -> CorrectionCache:
-    """Raise InputError for a `record` that is neither a folder nor a `Recorder`."""
+    """Return the cache of a client over `raw`, with a recorder if one is wanted.
+
+    Raises InputError for a `record` that is neither a folder nor a `Recorder`.
+    """
     if isinstance(record, (str, os.PathLike)):
         record = Recorder(record)
     if record is not None and not isinstance(record, Recorder):
@@ -131,16 +138,17 @@ def _make_cache(raw: Any, record: Record) -> CorrectionCache:
 
 
 class HubQdrantClient(_Corrected[QdrantClient], QdrantClient):
-    """A QdrantClient that searches corrected collections corrected.
+    """A QdrantClient that applies the correction of a collection to searches.
 
-    It gives offsets to what it writes there. It takes the arguments of QdrantClient. On
-    a collection without a correction every method is QdrantClient's. The manifest of a
-    collection is read on first use and again every 10 seconds.
+    It takes the arguments of QdrantClient, and adds offsets to the points that it
+    writes to corrected collections. On a collection without a correction, every method
+    does the same as in QdrantClient. The manifest of a collection is read on first use
+    and again every 10 seconds.
 
-    record: a folder, in which a sample of the dense queries to each collection and
-    vector is kept, for a query bank; nothing is kept by default.
-    `hubplugin.Recorder(folder, collections=["photos"])` keeps those to "photos" alone,
-    and has further settings. See docs/recording.md.
+    record: A folder that keeps a sample of the dense queries to each collection and
+        vector, for a query bank. By default nothing is recorded. Pass
+        `hubplugin.Recorder(folder, collections=["photos"])` to record only the queries
+        to "photos", or to change other settings. See docs/recording.md.
     """
 
     _plain = QdrantClient
@@ -164,24 +172,24 @@ class HubQdrantClient(_Corrected[QdrantClient], QdrantClient):
             using: The name of the vector that was searched.
 
         Raises:
-            InputError: For a client that records nothing; nothing else is ever raised.
+            InputError: If the client does not record. No other error is ever raised.
         """
         run(searches.click(self._corrections, collection_name, query, target, using))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """Close as QdrantClient does, once recorded queries are on disk."""
+        """Write the recorded queries to disk, then close as QdrantClient does."""
         if self._corrections.recorder is not None:
             self._corrections.recorder.flush()
         super().close(grpc_grace, **kwargs)
 
     def __del__(self) -> None:
-        """Do nothing: `raw` closes the connection, and may have an owner outside."""
+        """Do nothing: `raw` closes the connection, and others may still use it."""
 
     def migrate(self, dest_client: QdrantBase, *args: Any, **kwargs: Any) -> None:
-        """Migrate collections as they lie in the store.
+        """Migrate collections as they are stored.
 
-        The correction of one is in "<collection>--hub", which must be named, too, if
-        names are given.
+        The correction of a collection is in "<collection>--hub". If you name
+        collections, name that one, too.
         """
         if isinstance(dest_client, HubQdrantClient):
             dest_client = dest_client.raw
@@ -189,9 +197,9 @@ class HubQdrantClient(_Corrected[QdrantClient], QdrantClient):
 
 
 class AsyncHubQdrantClient(_Corrected[AsyncQdrantClient], AsyncQdrantClient):
-    """An AsyncQdrantClient that does what `HubQdrantClient` does.
+    """An AsyncQdrantClient that corrects searches as `HubQdrantClient` does.
 
-    A thread computes offsets.
+    Offsets are computed in a thread.
     """
 
     _plain = AsyncQdrantClient
@@ -203,43 +211,48 @@ class AsyncHubQdrantClient(_Corrected[AsyncQdrantClient], AsyncQdrantClient):
         target: models.ExtendedPointId,
         using: str | None = None,
     ) -> None:
-        """Do as `HubQdrantClient.click`."""
+        """Record a click as `HubQdrantClient.click` does."""
         await run_async(
             searches.click(self._corrections, collection_name, query, target, using)
         )
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """Close as AsyncQdrantClient does, once recorded queries are on disk."""
+        """Write the recorded queries to disk, then close as AsyncQdrantClient does."""
         if self._corrections.recorder is not None:
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)
 
 
-def like(plain: Any, operation: OfClient) -> Any:
-    """Return a method like `plain`, qdrant-client's own, that does `operation`."""
+def make_method(plain: Any, operation: OfClient) -> Any:
+    """Return a method that runs `operation`, with the signature of the method `plain`.
+
+    The method is a coroutine function if `plain` is one.
+    """
     signature = inspect.signature(plain)
 
-    def begin(self: Any, *args: object, **kwargs: object) -> Operation[Any]:
+    def start_operation(self: Any, *args: object, **kwargs: object) -> Operation[Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         del arguments["self"]
-        arguments |= arguments.pop("kwargs", {})  # the plain client refuses these
+        # Flatten **kwargs: the plain client raises on names that it does not know.
+        arguments |= arguments.pop("kwargs", {})
         return operation(self._corrections, arguments)
 
     @functools.wraps(plain)
     def method(self: Any, *args: object, **kwargs: object) -> Any:
-        return run(begin(self, *args, **kwargs))
+        return run(start_operation(self, *args, **kwargs))
 
     @functools.wraps(plain)
     async def coroutine(self: Any, *args: object, **kwargs: object) -> Any:
-        return await run_async(begin(self, *args, **kwargs))
+        return await run_async(start_operation(self, *args, **kwargs))
 
     return coroutine if inspect.iscoroutinefunction(plain) else method
 
 
 def in_sync(operation: OfClient) -> OfClient:
-    """Return an upload for the async client, whose uploads are no coroutines.
+    """Return `operation`, an upload, for the async client.
 
-    A sync client to the same place does `operation`.
+    The uploads of that client are not coroutines, so a sync client to the same server
+    runs `operation`.
     """
 
     def upload(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
@@ -259,4 +272,4 @@ for kind in (HubQdrantClient, AsyncHubQdrantClient):
         plain = getattr(kind._plain, name)
         if kind is AsyncHubQdrantClient and not inspect.iscoroutinefunction(plain):
             operation = in_sync(operation)
-        setattr(kind, name, like(plain, operation))
+        setattr(kind, name, make_method(plain, operation))

@@ -1,8 +1,8 @@
-"""Haystack's QdrantDocumentStore over a corrected collection; needs qdrant-haystack.
+"""Haystack's QdrantDocumentStore for a corrected collection; needs qdrant-haystack.
 
-The store makes its client itself and takes no other, so its subclass wraps what it has
-made. Haystack's retrievers take that store, but read none but their own from a
-pipeline's YAML: these here read it.
+A QdrantDocumentStore creates its client and accepts no other, so the subclass wraps the
+client after that. Haystack's retrievers work with the subclass, but cannot load it from
+a pipeline's YAML. The retrievers in this module can.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 
 
 class HubQdrantDocumentStore(QdrantDocumentStore):
-    """A QdrantDocumentStore that searches a corrected collection corrected.
+    """A QdrantDocumentStore that applies the correction of a collection.
 
-    It has the same parameters, and gives offsets to the documents that are written to
-    it.
+    It has the same parameters. Documents are written with their offsets.
     """
 
     def _initialize_client(self) -> None:
@@ -41,7 +40,7 @@ class HubQdrantDocumentStore(QdrantDocumentStore):
 class _OwnStore:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """Return the retriever that its `to_dict` has written, with the store in it."""
+        """Return the retriever, with its store, from the result of `to_dict`."""
         given = data["init_parameters"]
         store = HubQdrantDocumentStore.from_dict(given["document_store"])
         parameters = given | {"document_store": store}
@@ -50,15 +49,14 @@ class _OwnStore:
 
 @component
 class HubQdrantEmbeddingRetriever(_OwnStore, QdrantEmbeddingRetriever):
-    """A QdrantEmbeddingRetriever whose store in a YAML is a HubQdrantDocumentStore."""
+    """A QdrantEmbeddingRetriever that loads our document store from YAML."""
 
 
 @component
 class HubQdrantSparseEmbeddingRetriever(_OwnStore, QdrantSparseEmbeddingRetriever):
-    """A QdrantSparseEmbeddingRetriever whose store in a YAML is a
-    HubQdrantDocumentStore."""
+    """A QdrantSparseEmbeddingRetriever that loads our document store from YAML."""
 
 
 @component
 class HubQdrantHybridRetriever(_OwnStore, QdrantHybridRetriever):
-    """A QdrantHybridRetriever whose store in a YAML is a HubQdrantDocumentStore."""
+    """A QdrantHybridRetriever that loads our document store from YAML."""

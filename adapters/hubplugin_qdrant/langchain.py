@@ -1,7 +1,7 @@
-"""LangChain's QdrantVectorStore over a corrected collection; needs langchain-qdrant.
+"""LangChain's QdrantVectorStore for a corrected collection; needs langchain-qdrant.
 
-Its `from_texts`, `from_documents` and `from_existing_collection` connect by themselves,
-so this subclass wraps the client that they hand to the constructor.
+The class methods `from_texts`, `from_documents` and `from_existing_collection` create a
+client and pass it to the constructor, so the subclass wraps the client there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hubplugin_qdrant.client import HubQdrantClient
 
 
 class HubQdrantVectorStore(QdrantVectorStore):
-    """A QdrantVectorStore that searches a corrected collection corrected.
+    """A QdrantVectorStore that applies the correction of a collection.
 
-    It has the same parameters, and gives offsets to the documents that are added to it,
-    however it is made.
+    It has the same parameters. Documents are added with their offsets, also if the
+    store was made by a class method.
     """
 
     def __init__(self, client: QdrantClient, *args: Any, **kwargs: Any):

@@ -1,7 +1,7 @@
-"""The `QdrantManifest`: what is known of a corrected collection.
+"""The `QdrantManifest`, which describes the correction of a collection.
 
-`hubplugin.corrections` says which versions there are. Of the previous one the model is
-left, and the numbers in payloads, as they were when it was replaced.
+`hubplugin.corrections` says which versions there are. For the previous version, the
+model and any offsets in payloads are kept as they were when it was replaced.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ KEY = "hub_offset"
 
 AGREEMENT = 0.99
 """The share of the raw index's recall that a corrected search must reach. The last
-hundredth costs as much as the rest, and a tenth of a result in ten is not noticed."""
+percent costs as much as the rest, and a loss of 0.1 results in 10 is not noticed."""
 
 MANY_CANDIDATES = 40
-"""Candidates a result that make searches twice as slow: a second vector is better."""
+"""The number of candidates per result that doubles the time of a search. Beyond it, a
+second vector is better."""
 
 DEFAULT_OVERSAMPLING = 10.0
-"""Candidates for each result, if nothing has been calibrated."""
+"""The number of candidates per result before calibration."""
 
 SMALLEST_PAGE = 10
-"""Candidates are fetched for at least this many results: a hub displaces the best of 1
-as it does those of 10."""
+"""The smallest number of results for which candidates are fetched. A hub displaces the
+best result of a page of 1 just as it does on a page of 10."""
 
 MOST_PARTS = 2**16
-"""Points of a model, which are a few MB each."""
+"""The largest number of points that hold one model; each holds a few MB."""
 
 LARGEST = 2**31 - 1
-"""More candidates, or a wider search, than any server takes."""
+"""An upper bound of candidates and hnsw_ef, larger than any server accepts."""
 
 Oversampling: TypeAlias = Annotated[float, Field(gt=0, le=1e6)]
 
@@ -45,28 +46,28 @@ Payload: TypeAlias = dict[str, Any]
 
 
 class QdrantVersion(corrections.Version):
-    """One fit for one vector of the collection. `vector` is "" for the unnamed one.
+    """One fit for one vector of the collection; `vector` is "" for the unnamed vector.
 
-    storage: "payload", a key that the search adds to the score, or "vector", an
-        augmented vector.
-    parts: How many points of the metadata collection hold the model.
+    storage: "payload" for a payload key that the search adds to the score, or "vector"
+        for an augmented vector.
+    parts: The number of points in the metadata collection that hold the model.
     ceiling: The upper bound of the offsets. Under Euclidean distance the augmented
         vector stores sqrt(2 (ceiling - offset)), and larger offsets are clipped.
-    oversampling: Candidates for each result.
-    exact_oversampling: Candidates for each result of an exact search. None if strict
-        mode allows none.
-    hnsw_ef: How widely the graph of the augmented vector is searched. None for the
-        server's default.
-    agreement: The share of the raw index's recall that oversampling or hnsw_ef reaches.
+    oversampling: The number of candidates per result.
+    exact_oversampling: The number of candidates per result in an exact search. None if
+        strict mode forbids exact searches.
+    hnsw_ef: The hnsw_ef of searches by the augmented vector. None for the server's
+        default.
+    agreement: The share of the raw index's recall that corrected searches must reach.
     recall, raw_recall: The recall of the corrected top 10, and of the raw index, on
         calibration queries. None if exact searches are not allowed.
-    max_candidates: The limit of a query in strict mode, if there is one.
+    max_candidates: The limit of a query in strict mode; None without a limit.
 
-    A reader finds out the others for itself; they are not written.
+    The remaining fields are not stored. Each reader sets them.
 
-    everywhere: True if every point was seen to have its augmented vector.
-    codes: True if the store can search codes instead of vectors. Local mode cannot.
-    query_map: The map of the model.
+    everywhere: True if every point is known to have an augmented vector.
+    codes: True if the store can search quantised codes. Local mode cannot.
+    query_map: The query map of the model.
     """
 
     storage: Literal["payload", "vector"] = "payload"
@@ -84,12 +85,12 @@ class QdrantVersion(corrections.Version):
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     def with_map(self, model: OffsetModel) -> QdrantVersion:
-        """Return this version with the map of its model."""
+        """Return this version with the query map of `model`."""
         return self.replace(query_map=model.query_map)
 
     @property
     def map(self) -> QueryMap:
-        """The map of a `mapped` version whose model was read."""
+        """The query map; the version must be `mapped` and its model read."""
         assert self.query_map is not None
         return self.query_map
 
@@ -108,7 +109,7 @@ class QdrantVersion(corrections.Version):
         return f"hub_v{self.number}"
 
     def where(self) -> str:
-        """Say where the offsets lie, and how they are searched."""
+        """Describe where the offsets are stored, and how they are searched."""
         if self.storage == "vector":
             text = f"offsets in the vector {self.augmented_vector!r}"
             if self.hnsw_ef:
@@ -127,7 +128,7 @@ class QdrantVersion(corrections.Version):
     def candidates(self, results: int, exact: bool = False) -> int:
         """Return how many candidates to fetch for `results` corrected results.
 
-        These are as right as the index gives the raw ones, or `exact`.
+        The results are as accurate as raw results of the index, or `exact`.
         """
         oversampling = self.oversampling
         if exact and self.exact_oversampling:
@@ -137,26 +138,27 @@ class QdrantVersion(corrections.Version):
 
 
 class QdrantManifest(corrections.Manifest[QdrantVersion]):
-    """All that is known about a collection."""
+    """The versions of the corrections of a collection."""
 
     @property
     def everything(self) -> tuple[QdrantVersion, ...]:
-        """Every version of which something may lie in the points.
+        """Every version whose offsets may still be stored in points.
 
-        Numbers of the version before stay: `rollback` needs them, and another deletion
-        would take every point out of the graph. The next version is written over them.
+        The payload offsets of the previous version are kept: `rollback` needs them, and
+        deleting them would take every point out of the graph once more. The next
+        version overwrites them.
         """
         left = [v for v in self.previous.values() if v.storage == "payload"]
         return (*super().everything, *left)
 
     @property
     def offset_key(self) -> str | None:
-        """The payload key that holds offsets; None where none lie in payloads."""
+        """The payload key that holds offsets; None if no payload holds any."""
         in_payload = any(version.storage == "payload" for version in self.everything)
         return KEY if in_payload else None
 
     def is_foreign(self, payload: Payload | None) -> bool:
-        """Return True if a point holds something under our key that is not ours."""
+        """Return True if a point holds foreign data under our payload key."""
         payload = payload or {}
         if payload.get(KEY) is None:
             return False
@@ -166,16 +168,16 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
     def unknown_keys(self, payload: Payload | None) -> tuple[str, ...]:
         """Return the payload keys of a point that hold offsets of unknown versions.
 
-        These versions are gone, or a client brought offsets along that took the
-        collection for another. It is the whole key, unless something else lies there.
+        Such a version was removed, or a client wrote the point with the offsets of
+        another collection. If all offsets are unknown, the result is our whole key.
         """
         payload = payload or {}
         known = {
             version.field for version in self.everything if version.storage == "payload"
         }
         unknown = our_offsets(payload).keys() - known
-        is_all = holds_offsets(payload) and len(unknown) == len(payload[KEY])
-        if is_all and (unknown or self.last_number):
+        all_unknown = holds_offsets(payload) and len(unknown) == len(payload[KEY])
+        if all_unknown and (unknown or self.last_number):
             return (KEY,)
         return tuple(f"{KEY}.{field}" for field in sorted(unknown))
 
@@ -194,22 +196,22 @@ def vectors_of(versions: Iterable[QdrantVersion]) -> set[str]:
 
 def our_offsets(payload: Payload | None) -> dict[str, float]:
     """Return all offsets in the `payload` of a point, {"v3": 0.0123}."""
-    under = (payload or {}).get(KEY)
-    if not isinstance(under, dict):
+    held = (payload or {}).get(KEY)
+    if not isinstance(held, dict):
         return {}
     return {
         name: value
-        for name, value in under.items()
+        for name, value in held.items()
         if re.fullmatch(r"v[1-9]\d*", name) and type(value) in (int, float)
     }
 
 
 def holds_offsets(payload: Payload) -> bool:
-    """Return True if nothing but offsets lies under our key in `payload`."""
-    under = payload.get(KEY)
-    return isinstance(under, dict) and len(our_offsets(payload)) == len(under)
+    """Return True if `payload` has only offsets under our key."""
+    held = payload.get(KEY)
+    return isinstance(held, dict) and len(our_offsets(payload)) == len(held)
 
 
 def metadata_collection(collection: str) -> str:
-    """Return the name of the collection with manifest and models of `collection`."""
+    """Return the name of the metadata collection of `collection`."""
     return f"{collection}--hub"

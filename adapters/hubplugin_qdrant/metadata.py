@@ -1,8 +1,8 @@
 """The metadata collection `<collection>--hub`: the manifest and the models.
 
-Point 0 is the manifest, which is replaced in one step; a model lies in other points, in
-parts. `CorrectionCache` is what a corrected client knows: manifests, which it reads
-again every few seconds, and models.
+Point 0 is the manifest, which is replaced in one step. Other points hold the models, in
+parts. A corrected client keeps manifests and models in a `CorrectionCache`, and reads
+manifests again every few seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, fault_of
 
 MANIFEST_ID = 0
-"""Id of the point of the metadata collection that is the manifest."""
+"""The id of the manifest in the metadata collection."""
 
 
 def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
     """Return the answer to `call`, or `otherwise` if it fails with one of the `faults`.
 
-    No `faults` stand for any fault of a connection.
+    Without `faults`, any fault of a connection counts.
     """
     try:
         return (yield call)
@@ -46,7 +46,7 @@ def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
 
 
 def real_name(raw: Any, name: str) -> Operation[str]:
-    """Return the collection behind the alias `name`, as the client `raw` knows it.
+    """Return the name of the collection behind the alias `name`.
 
     Return `name` itself if it is no alias, or if the api key may not read aliases.
     """
@@ -59,7 +59,7 @@ def real_name(raw: Any, name: str) -> Operation[str]:
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
-    """Return the manifest of `collection` as it lies there; None if there is none."""
+    """Return the manifest of `collection` as stored; None if there is none."""
     call = Call(
         raw.retrieve,
         m.metadata_collection(collection),
@@ -71,9 +71,9 @@ def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
 
 
 def parse_manifest(payload: Payload | None, collection: str) -> QdrantManifest:
-    """Return the manifest of `collection` in the `payload` of point 0, empty for None.
+    """Return the manifest in the `payload` of point 0; an empty one for None.
 
-    Raises StoreError if another version wrote it, or it is damaged.
+    Raises StoreError if another version of hubplugin wrote it, or if it is damaged.
     """
     if payload is None:
         return QdrantManifest()
@@ -83,13 +83,13 @@ def parse_manifest(payload: Payload | None, collection: str) -> QdrantManifest:
 
 
 def describe(raw: Any, collection: str) -> Operation[Any]:
-    """Return the description of `collection`, None if there is none of that name."""
+    """Return the description of `collection`; None if it does not exist."""
     call = Call(raw.get_collection, collection)
     return (yield from _answer(call, None, Fault.MISSING))
 
 
 def is_metadata(info: models.CollectionInfo) -> bool:
-    """Return True if a collection of our name is ours, which has no vectors."""
+    """Return True if `info` describes a metadata collection, which has no vectors."""
     return not info.config.params.vectors and not info.config.params.sparse_vectors
 
 
@@ -108,8 +108,8 @@ def read_model(
     """Return the model of `version` of `collection`.
 
     Raises:
-        StoreError: A part of it is missing, or it is that of another version.
-        ModelFileError: A part of it is damaged.
+        StoreError: If a part is missing, or the parts belong to another version.
+        ModelFileError: If a part is damaged.
     """
     place = m.metadata_collection(collection)
     records = []
@@ -126,32 +126,34 @@ def read_model(
 
 
 MANIFEST_SECONDS = 10.0
-"""For how long a manifest counts as current, whatever is changed elsewhere."""
+"""The time for which a cached manifest is used, even if it is changed elsewhere."""
 
 PATIENCE_SECONDS = 1.0
-"""When a manifest is asked for again that cannot be read just now."""
+"""The time until a failed read of a manifest is tried again."""
 
 SCROLLED = 1000
-"""Points of a filter that are read at a time, unless strict mode allows fewer."""
+"""The number of points read at a time for a filter, if strict mode allows it."""
 
 
 @dataclass
 class CachedManifest:
-    """What is known of a collection until `until`, in monotonic seconds.
+    """The manifest of a collection, as read at some time.
 
-    collection: The real name; a user may call it by an alias.
+    collection: The real name of the collection, never an alias.
     manifest: The manifest, without versions whose augmented vectors are gone. None for
         a collection without a correction.
-    payload: The manifest as it lies in the store.
+    until: The time at which the manifest must be read again, in monotonic seconds.
+    payload: The manifest as stored.
 
-    The rest follows from `manifest`.
+    The remaining attributes are derived from `manifest`.
 
-    known: The manifest, or an empty one.
-    maintained: The versions that a write must bring along.
-    augmented_vectors, offset_key: What of the collection is ours.
-    page: How many points may be read at a time.
+    known: The manifest, or an empty one instead of None.
+    maintained: The versions whose offsets every write must include.
+    augmented_vectors: The names of our vectors.
+    offset_key: Our payload key, or None.
+    page: The number of points that may be read at a time.
     needs_vectors: True if a query must be a vector before it is rewritten.
-    state: What a request depends on.
+    state: The part of the manifest that requests depend on.
     """
 
     collection: str
@@ -179,8 +181,10 @@ class CorrectionCache:
     """The manifests and models of the collections that a corrected client uses.
 
     raw: The plain client.
-    recorder: Keeps the queries; None if they are not recorded.
-    fits: Models for writes, and for searches with a query map, by their fingerprints.
+    recorder: The recorder of queries; None if they are not recorded.
+    manifests: The manifests, by the name or alias of the collection.
+    fits: The models for writes and for searches with a query map, by fingerprint.
+    warned: The warnings given so far: each is given once.
     """
 
     raw: Any
@@ -194,8 +198,9 @@ class CorrectionCache:
     ) -> Operation[CachedManifest]:
         """Return the manifest of the collection or alias `name`.
 
-        It is read if it is not cached, or too old. If what was known turns out to be
-        `stale` it is read again, unless another thread has done so.
+        It is read from the store if it is not cached or too old. Pass a manifest that
+        has turned out to be wrong as `stale`: then it is read again, unless another
+        thread has already done so.
         """
         cached = self.manifests.get(name)
         if cached is not None:
@@ -214,7 +219,7 @@ class CorrectionCache:
                     f"what is known of {name!r} cannot be read just now; until it can, "
                     "its searches are raw here"
                 )
-            # Until it can be read again the old one serves.
+            # Use the old manifest until a new one can be read.
             cached = self.manifests.setdefault(name, CachedManifest(name, None, 0.0))
             cached.until = time.monotonic() + PATIENCE_SECONDS
             return cached
@@ -235,7 +240,7 @@ class CorrectionCache:
             return True
 
     def _read(self, name: str) -> Operation[CachedManifest]:
-        """Read the manifest of `name`, and warn of what keeps its searches raw."""
+        """Read the manifest of `name`, and warn if its searches are raw."""
         collection = name
         payload = None
         manifest = None
@@ -273,11 +278,13 @@ class CorrectionCache:
     def _as_used(
         self, collection: str, manifest: QdrantManifest
     ) -> Operation[QdrantManifest]:
-        """Return `manifest` with what this client needs to search.
+        """Return `manifest` with the fields that this client needs for searches.
 
-        Versions whose augmented vectors are gone are left out, and only if a point
-        lacks its augmented vector do searches look for such points. (A count would
-        count vectors of deleted points.) Raises what `read_model` raises.
+        Versions whose augmented vectors are gone are dropped. `everywhere` is set if no
+        point lacks the augmented vector: then searches need not look for such points.
+        Query maps are read with their models.
+
+        Raises the same errors as `read_model`.
         """
         if m.vectors_of(manifest.everything):
             call = Call(self.raw.get_collection, collection)
@@ -288,20 +295,22 @@ class CorrectionCache:
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
             if version.storage == "vector":
+                # A count of vectors would include those of deleted points.
                 lacks = lacks_augmented_vector(version)
                 is_lacking = yield from self._any(collection, lacks)
                 codes = not plain_client.is_local(self.raw)
                 version = version.replace(everywhere=not is_lacking, codes=codes)
             else:
                 yield from self._warn_if_lost(collection, version)
-                if version.mapped:  # else the map lies in the augmented vectors
+                # With augmented vectors, the map is part of these.
+                if version.mapped:
                     model = yield from self._read_fit(collection, version)
                     version = version.with_map(model)
             active[name] = version
         return manifest.replace(active=active)
 
     def _any(self, collection: str, condition: models.Filter) -> Operation[bool]:
-        """Return True if a point meets `condition`, or if that cannot be found out."""
+        """Return True if a point meets `condition`, or if no answer comes."""
         call = Call(self.raw.scroll, collection, condition, limit=1, with_payload=False)
         points, _ = yield from _answer(call, (True, None))
         return bool(points)
@@ -328,11 +337,11 @@ class CorrectionCache:
         )
 
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
-        """Warn if there are points, and none has an offset of `version`."""
+        """Warn if there are points but none has an offset of `version`."""
         one = Call(self.raw.scroll, collection, limit=1, with_payload=[m.KEY])
         first, _ = yield from _answer(one, ((), None))
         if not first or version.field in m.our_offsets(first[0].payload):
-            return  # at once, as nearly always
+            return  # nearly always, one point is enough to tell
         if not (yield from self._any(collection, has_offset(version))):
             self.warn(
                 f"no point of {collection!r} has an offset of version "
@@ -344,7 +353,7 @@ class CorrectionCache:
     def _read_fit(
         self, collection: str, version: QdrantVersion
     ) -> Operation[OffsetModel]:
-        """Return the model of `version`, which is read once."""
+        """Return the model of `version`, reading it at most once."""
         if version.model not in self.fits:
             model = yield from read_model(self.raw, collection, version)
             self.fits[version.model] = model
@@ -353,7 +362,7 @@ class CorrectionCache:
     def read_models(
         self, cached: CachedManifest
     ) -> Operation[list[tuple[QdrantVersion, OffsetModel]]]:
-        """Return the versions that a write must bring along, each with its model."""
+        """Return each version whose offsets a write must include, with its model."""
         pairs: list[tuple[QdrantVersion, OffsetModel]] = []
         for version in cached.maintained:
             model = yield from self._read_fit(cached.collection, version)
@@ -361,7 +370,7 @@ class CorrectionCache:
         return pairs
 
     def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
-        """Return `requests`, their documents embedded as by the plain client."""
+        """Return `requests` with documents embedded, as the plain client does it."""
         return (yield Computing(plain_client.embed, self.raw, requests))
 
     def warn(self, text: str) -> None:
@@ -371,24 +380,25 @@ class CorrectionCache:
 
 
 OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
-"""What a client does for one method, given the arguments by name."""
+"""Starts the operation of one method of a client, given the arguments by name."""
 
 OnState: TypeAlias = Callable[
     [CorrectionCache, CachedManifest, Arguments], Operation[Any]
 ]
-"""The same, given what is known of the collection."""
+"""The same, given the cached manifest of the collection."""
 
 CHANGES = 10
-"""How many changes of a collection one request may meet."""
+"""The number of changes of a collection after which a request is not repeated."""
 
 
 def corrected(operation: OnState, name: str | None = None) -> OfClient:
-    """Return the method `name` of a corrected client, by default called as `operation`.
+    """Return an operation that runs `operation` on corrected collections only.
 
-    It does `operation`, once more if the state of its collection changes. On a
-    collection without a correction it is the plain client's.
+    On other collections, it calls the plain method `name`; the default is the name of
+    `operation`. If the state of the collection changes during a failed run, `operation`
+    is run again.
     """
-    plain = name or operation.__name__
+    plain_method = name or operation.__name__
 
     def method(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         collection = arguments["collection_name"]
@@ -405,6 +415,6 @@ def corrected(operation: OnState, name: str | None = None) -> OfClient:
                     raise
                 cached = now
                 changes += 1
-        return (yield Call(getattr(cache.raw, plain), **arguments))
+        return (yield Call(getattr(cache.raw, plain_method), **arguments))
 
     return method

@@ -1,9 +1,9 @@
-"""Pure: what a point holds for each version that is maintained.
+"""Compute what a point stores for each maintained version, without any I/O.
 
-A point has the offset of a version as a number in its payload, {"hub_offset": {"v3":
+A point stores the offset of a version as a number in its payload, {"hub_offset": {"v3":
 0.0123}}, or in an augmented vector, "hub_v3": [t, offset] or, under Euclidean distance,
-[t, sqrt(2 (ceiling - offset))]. A query map lies in the latter, so that no query need
-be mapped: <q + S q, t> = <q, t + S' t>.
+[t, sqrt(2 (ceiling - offset))]. Augmented vectors also include the query map, so that
+queries need no map: <q + S q, t> = <q, t + S' t>.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from hubplugin_qdrant.manifest import (
 from hubplugin_qdrant.plain_client import PointId, ShardKey
 
 AnyVector: TypeAlias = Any
-"""A vector as a client gives it: a list, an array, a document to embed, a dict of these
-by name, or None."""
+"""A vector as passed to a client: a list, an array, a document to embed, a dict of
+these by name, or None."""
 
 ROUNDING = 1e-6
-"""Numbers that differ by less, or by less of themselves, count as equal."""
+"""The absolute and the relative difference below which numbers count as equal."""
 
 
 @dataclass(frozen=True)
 class StoredOffsets:
     """The offsets of one point for all versions.
 
-    offsets: Numbers under our payload key, {"v3": 0.0123}.
-    vectors: Augmented vectors, {"hub_v3": [..., 0.0123]}.
+    offsets: The numbers under our payload key, {"v3": 0.0123}.
+    vectors: The augmented vectors, {"hub_v3": [..., 0.0123]}.
     """
 
     offsets: dict[str, float] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class StoredOffsets:
 def values_of(
     version: QdrantVersion, vectors: np.ndarray, offsets: np.ndarray
 ) -> list[Any]:
-    """Return what is written to points: a number each, or an augmented vector.
+    """Return the value to write to each point: a number or an augmented vector.
 
     Args:
-        version: The version that is written.
-        vectors: The vectors of the points, as they lie in the collection [b, d].
-        offsets: Their offsets [b].
+        version: The version to write.
+        vectors: The vectors of the points as stored in the collection [b, d].
+        offsets: The offsets of the points [b].
     """
     values = offsets
     if version.storage == "vector":
@@ -68,7 +68,7 @@ def values_of(
 
 
 def as_targets(version: QdrantVersion, vectors: np.ndarray) -> np.ndarray:
-    """Return what augmented vectors hold of `vectors` [b, d], before the offset."""
+    """Return the first d components of the augmented vectors of `vectors` [b, d]."""
     if version.metric is Metric.COSINE:
         vectors = unit_or_zero(vectors)
     if version.mapped:
@@ -79,21 +79,21 @@ def as_targets(version: QdrantVersion, vectors: np.ndarray) -> np.ndarray:
 def compute_stored(
     points: Sequence[Any], models: Sequence[tuple[QdrantVersion, OffsetModel]]
 ) -> list[StoredOffsets]:
-    """Return the offsets that `points`, which have a `vector`, get by each of `models`.
+    """Compute the offsets of `points`, objects with a `vector`, by each of `models`.
 
-    A vector that is absent, not yet embedded or of another dimension has no offset;
-    whether it may be written is the server's to say. A vector of length 0, which has no
-    cosine, has the offset 0, with which it scores 0, as it does raw.
+    A vector that is absent, not yet embedded or of another dimension gets no offset.
+    The server decides whether it may be written. A vector of length 0 has no cosine and
+    gets the offset 0, so that it scores 0 as in a raw search.
     """
     stored = [StoredOffsets() for _ in points]
     for version, model in models:
         rows, vectors = usable([point.vector for point in points], version)
-        judged = np.ones(len(rows), bool)
+        has_offset = np.ones(len(rows), bool)
         if version.metric is Metric.COSINE:
-            judged &= vectors.any(axis=1)
+            has_offset &= vectors.any(axis=1)
         offsets = np.zeros(len(rows), np.float32)
-        if judged.any():
-            offsets[judged] = model.offsets(vectors[judged])
+        if has_offset.any():
+            offsets[has_offset] = model.offsets(vectors[has_offset])
         for row, value in zip(rows, values_of(version, vectors, offsets), strict=True):
             if version.storage == "vector":
                 stored[row].vectors[version.augmented_vector] = value
@@ -105,7 +105,10 @@ def compute_stored(
 def usable(
     vectors: Sequence[AnyVector], version: QdrantVersion
 ) -> tuple[list[int], np.ndarray]:
-    """Return the rows of `vectors` that `version` can judge, and these [b, dim]."""
+    """Select the `vectors` that can have an offset of `version`.
+
+    Returns the rows of the selected vectors, and the vectors as an array [b, dim].
+    """
     rows, dense = [], []
     for row, vector in enumerate(vectors):
         vector = by_name(vector).get(version.vector)
@@ -113,7 +116,7 @@ def usable(
             continue
         try:
             array = np.asarray(vector)
-        except ValueError:  # lists of several lengths
+        except ValueError:  # a multi-vector of unequal lengths
             continue
         is_dense = array.dtype.kind in "fiub" and array.shape == (version.dim,)
         if is_dense and np.isfinite(array).all():
@@ -123,7 +126,10 @@ def usable(
 
 
 def with_stored(point: models.PointStruct, stored: StoredOffsets) -> models.PointStruct:
-    """Return `point` with its offsets. Raises InputError if its payload has our key."""
+    """Return `point` with the `stored` offsets added.
+
+    Raises InputError if the payload already has our key.
+    """
     update: dict[str, Any] = {}
     if stored.offsets:
         require_free(point.payload, KEY)
@@ -143,7 +149,7 @@ def by_name(vector: AnyVector) -> dict[str, AnyVector]:
 
 
 def require_free(payload: object, key: str | None) -> None:
-    """Raise InputError if `payload` has our `key`; None is no key."""
+    """Raise InputError if `payload` has our `key`. Without a key, do nothing."""
     if key is not None and isinstance(payload, Mapping) and key in payload:
         raise InputError(
             f"payload key {key!r} is reserved for the offsets of hubplugin; "
@@ -154,35 +160,36 @@ def require_free(payload: object, key: str | None) -> None:
 def mend(
     record: models.Record, stored: StoredOffsets, manifest: QdrantManifest
 ) -> list[models.UpdateOperation]:
-    """Return what makes a point hold what it must store, and nothing else of ours.
+    """Return the operations that bring the offsets of a point up to date.
 
-    The version before stays as it is: some clients still search by it.
+    They write missing or wrong offsets, and delete those of other versions. Offsets of
+    the previous version are kept, since some clients still search by them.
 
     Args:
-        record: The point.
-        stored: What it must store.
-        manifest: Knows which vectors are ours.
+        record: The point as stored.
+        stored: The offsets that the point must have.
+        manifest: The manifest, which knows the names of our vectors.
     """
     operations: list[models.UpdateOperation] = []
     shard_key = record.shard_key
-    before = manifest.previous.values()
+    previous = manifest.previous.values()
     held = our_offsets(record.payload)
     if _differing(stored.offsets, held):
         operations.append(set_offsets(record.id, stored.offsets, shard_key))
-    kept = {version.field for version in before if version.storage == "payload"}
+    kept = {version.field for version in previous if version.storage == "payload"}
     surplus = held.keys() - stored.offsets.keys() - kept
     if surplus:
         paths = [f"{KEY}.{name}" for name in sorted(surplus)]
-        under: Any = (record.payload or {})[KEY]
-        if not stored.offsets and len(surplus) == len(under):
-            paths = [KEY]
+        under_key: Any = (record.payload or {})[KEY]
+        if not stored.offsets and len(surplus) == len(under_key):
+            paths = [KEY]  # leave no empty dict behind
         operations += delete_keys(paths, shard_key, [record.id])
     vectors = by_name(record.vector)
-    lacking = _differing(stored.vectors, vectors)
-    if lacking:
-        operations.append(set_vectors({record.id: lacking}, shard_key))
+    outdated = _differing(stored.vectors, vectors)
+    if outdated:
+        operations.append(set_vectors({record.id: outdated}, shard_key))
     ours = vectors_of(manifest.everything) & vectors.keys()
-    surplus = ours - stored.vectors.keys() - vectors_of(before)
+    surplus = ours - stored.vectors.keys() - vectors_of(previous)
     if surplus:
         delete = models.DeleteVectors(
             vector=sorted(surplus), points=[record.id], shard_key=shard_key
@@ -192,7 +199,7 @@ def mend(
 
 
 def _differing(expected: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the `expected` numbers or vectors that are not `held`."""
+    """Return the `expected` numbers or vectors that are missing or differ in `held`."""
     return {
         name: value
         for name, value in expected.items()
@@ -204,7 +211,7 @@ def _differing(expected: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str
 def set_values(
     version: QdrantVersion, values: Mapping[Id, Any], shard_key: ShardKey
 ) -> list[models.UpdateOperation]:
-    """Return what gives points the `values` that `values_of` returns, by id."""
+    """Return the operations that write `values`, as from `values_of`, by point id."""
     if version.storage == "payload":
         return [
             set_offsets(key, {version.field: offset}, shard_key)
@@ -218,7 +225,7 @@ def set_values(
 def set_offsets(
     point: PointId, offsets: dict[str, float], shard_key: ShardKey
 ) -> models.UpdateOperation:
-    """Return the operation that puts `offsets` under our key of the `point`."""
+    """Return the operation that writes `offsets` under our payload key of `point`."""
     fields = models.SetPayload(
         payload=offsets, points=[point], key=KEY, shard_key=shard_key
     )
@@ -228,9 +235,9 @@ def set_offsets(
 def set_vectors(
     vectors: Mapping[Any, Any], shard_key: ShardKey
 ) -> models.UpdateOperation:
-    """Return the operation that gives points `vectors`, by id and by name."""
+    """Return the operation that writes `vectors`, by point id and vector name."""
     points = [
-        # Vectors of numbers need no validation, which takes long.
+        # Skip the validation, which is slow and not needed for vectors of numbers.
         models.PointVectors.model_construct(id=key, vector=named)
         for key, named in vectors.items()
     ]
@@ -241,7 +248,7 @@ def set_vectors(
 def delete_keys(
     keys: Sequence[str], shard_key: ShardKey, points: Sequence[Any]
 ) -> list[models.UpdateOperation]:
-    """Return what deletes the payload `keys` of `points`."""
+    """Return the operations that delete the payload `keys` of `points`."""
     if not keys:
         return []
     delete = models.DeletePayload(

@@ -1,4 +1,4 @@
-"""Where a collection lies: behind a URL, and in ranges of ids for other machines."""
+"""URLs of collections, and ranges of ids that other machines process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from hubplugin.store import Batch, Id, Share, Store, StoreShard, Writing
 from hubplugin_qdrant.manifest import QdrantVersion
 
 OPTIONS = frozenset(("using", "storage", "pace", "grpc", "record"))
-"""The options of a URL."""
+"""The options that a URL may have."""
 
 
 class Place:
-    """What a URL names: a collection on a server or in a folder; see
-    `store.open_url`."""
+    """A parsed URL of a collection on a server or in a folder; see `store.open_url`."""
 
     def __init__(self, url: str):
-        """Raise InputError for a URL that names none."""
+        """Parse `url`. Raises InputError if it does not name a collection."""
         self.scheme, _, rest = url.partition(":")
         self.is_local = self.scheme == "qdrant-local"
         start = "//"
@@ -39,9 +38,11 @@ class Place:
         self.parts = parts = urlsplit(start + rest.removeprefix("//"))
         self.options = dict(parse_qsl(parts.query))
         self.folder, _, self.collection = parts.path.rpartition("/")
-        names_place = self.folder if self.is_local else parts.hostname
-        more = parts.username or parts.password or self.options.keys() - OPTIONS
-        if more or not self.collection or not names_place:
+        server_or_folder = self.folder if self.is_local else parts.hostname
+        credentials = parts.username or parts.password
+        unknown = self.options.keys() - OPTIONS
+        is_complete = self.collection and server_or_folder
+        if credentials or unknown or not is_complete:
             raise InputError(
                 f"expected {expected}, and no more than "
                 "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER "
@@ -58,7 +59,10 @@ class Place:
             )
 
     def connect(self) -> QdrantClient:
-        """Return a client of the server, or of the folder."""
+        """Connect to the server, or open the folder.
+
+        Raises StoreError if the folder does not exist or cannot be opened.
+        """
         if self.is_local:
             place = f"qdrant-local:{self.folder}"
             if not os.path.isdir(self.folder):
@@ -84,7 +88,7 @@ class Place:
 
 @dataclass(frozen=True)
 class QdrantShard(StoreShard):
-    """The points with ids from `first` on and below `last`; None for no bound."""
+    """The points with first <= id < last; None for no bound."""
 
     name: str
     url: str
@@ -98,7 +102,11 @@ class QdrantShard(StoreShard):
 
 @dataclass(frozen=True)
 class QdrantShare(Share):
-    """The writing of a version, by its JSON; its model is read from the metadata."""
+    """A run that other processes can join.
+
+    url: The URL of the store.
+    version: The version that is written, as JSON.
+    """
 
     url: str
     version: str
@@ -107,7 +115,7 @@ class QdrantShare(Share):
         assert isinstance(shard, QdrantShard)
         store = _open(self.url)
         version = QdrantVersion.model_validate_json(self.version)
-        store.require_owner(version)  # another run takes the model with it
+        store.require_owner(version)  # otherwise another run has deleted the model
         model = _read_model(self.url, self.version)
         return store, store.join(version, model, (shard.first, shard.last)), model
 
@@ -115,13 +123,13 @@ class QdrantShare(Share):
 def divide(
     url: str, ids: Iterable[Id], points: int, count: int | None
 ) -> list[QdrantShard]:
-    """Return ranges of as many points each.
+    """Divide the ids of a collection into ranges with equal numbers of points.
 
     Args:
         url: The URL of the store.
-        ids: The ids of all points, in their order.
-        points: How many there are.
-        count: How many ranges; by default a range has `SHARD_ROWS` points.
+        ids: The ids of all points, in the order of the server.
+        points: The number of points.
+        count: The number of ranges. By default, a range has `SHARD_ROWS` points.
     """
     height = max(-(-points // count), 1) if count else SHARD_ROWS
     starts = [id for row, id in enumerate(ids) if row and row % height == 0]
@@ -133,13 +141,14 @@ def divide(
 
 
 def _open(url: str) -> Any:
-    """Return the `QdrantStore`, which knows this module."""
+    """Open the `QdrantStore` at `url`."""
+    # By the registry: the module of the store imports this one.
     return open_store(url)
 
 
 @lru_cache(maxsize=1)
 def _read_model(url: str, version: str) -> OffsetModel:
-    """Read the model of `version`, once in a process."""
+    """Read the model of `version`, given as JSON, once per process."""
     model: OffsetModel = _open(url).read_model(
         QdrantVersion.model_validate_json(version)
     )

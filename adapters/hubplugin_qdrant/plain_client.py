@@ -1,7 +1,7 @@
-"""All that hubplugin uses of qdrant-client beyond its public interface.
+"""Everything that hubplugin uses of qdrant-client beyond its public interface.
 
-pyproject.toml bounds the version of qdrant-client above: these names may change in any
-release.
+pyproject.toml sets an upper bound on the version of qdrant-client, because these names
+may change in any release.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ Kind = TypeVar("Kind")
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
-    """Return True if `client` is qdrant-client's local mode, which searches in this
-    process and has no server."""
+    """Return True if `client` is in local mode, which has no server."""
     return isinstance(client._client, (QdrantLocal, AsyncQdrantLocal))
 
 
 def folder_of(client: QdrantClient) -> Path | None:
     """Return the folder in which local mode keeps its points.
 
-    None for a server, and for local mode in memory.
+    Return None for a server, and for local mode in memory.
     """
     local = client._client
     if isinstance(local, QdrantLocal) and local.persistent:
@@ -45,44 +44,47 @@ def folder_of(client: QdrantClient) -> Path | None:
 
 
 def address(client: QdrantClient) -> str:
-    """Return the address of the server's HTTP interface; in local mode, the default
-    address of a server."""
+    """Return the URL of the server's REST interface.
+
+    In local mode, return the default URL of a server.
+    """
     return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
 
 
 def clone_client(client: Any, kind: type[Kind]) -> Kind:
-    """Return a client of the class `kind` that shares the connection and all other
-    attributes of `client`."""
+    """Return a client of the class `kind` with all attributes of `client`.
+
+    The two clients share one connection.
+    """
     clone = kind.__new__(kind)
     clone.__dict__.update(client.__dict__)
     return clone
 
 
 def resolve(query: Any) -> Any:
-    """Return `query` as the client's search methods read it: a vector, an id or a
-    document becomes a NearestQuery.
+    """Convert `query` as the client's search methods do.
 
-    Raises what the client raises for a query that it does not know.
+    A vector, an id or a document becomes a NearestQuery. Raises the same errors as the
+    client for a query that it does not know.
     """
     is_array = type(query) is np.ndarray and query.ndim == 1
     if is_array and query.dtype.kind == "f":
-        # Floats need no validation, which takes long for a vector.
+        # Skip the validation, which is slow and not needed for floats.
         return models.NearestQuery.model_construct(nearest=query.tolist())
     return QdrantClient._resolve_query(query)
 
 
 def field_of(owner: Any, name: str) -> Any:
-    """Return the field `name` of a structure or a dict; None if it has no such
-    field."""
+    """Return the field `name` of a structure or a dict, or None."""
     if isinstance(owner, dict):
         return owner.get(name)
     return getattr(owner, name, None)
 
 
 def ids_of(points: Any) -> list[PointId]:
-    """Return the ids of `points`: points, a batch, or a list of ids.
+    """Return the ids of `points`, which may be points, a batch, or a list of ids.
 
-    Anything without an id is left out: the plain client refuses it.
+    Items without an id are skipped: the plain client refuses them.
     """
     if isinstance(points, models.Batch):
         return list(points.ids)
@@ -100,7 +102,7 @@ ID_TYPES = (int, str, UUID)
 
 
 def listen(ids: Iterable[Any] | None, heard: list[PointId]) -> Iterator[Any]:
-    """Yield `ids`, or new ones without end if it is None, and add each to `heard`."""
+    """Yield `ids`, or new ids forever if it is None, and append each to `heard`."""
     if ids is None:
         ids = (str(uuid4()) for _ in itertools.count())
     for key in ids:
@@ -112,7 +114,7 @@ def bodies_of(operations: Any) -> list[Any]:
     """Return the body of each of the update `operations`.
 
     An operation has a single field, such as `upsert` or `set_payload`, whose value is
-    the body. Anything else is left out: the plain client refuses it.
+    the body. Anything else is skipped: the plain client refuses it.
     """
     if not isinstance(operations, Sequence):
         return []
@@ -126,7 +128,7 @@ def bodies_of(operations: Any) -> list[Any]:
 
 
 def embed(client: QdrantClient | AsyncQdrantClient, requests: list[Any]) -> list[Any]:
-    """Return `requests` with their documents embedded as `client` would do it."""
+    """Return `requests` with documents embedded, as `client` would do it."""
     if client.cloud_inference or not client._inference_inspector.inspect(requests):
         return requests
     size = client.local_inference_batch_size

@@ -1,4 +1,4 @@
-"""Points of a collection read in batches, with the offsets that they hold."""
+"""Read the points of a collection in batches, with their stored offsets."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from hubplugin_qdrant.schema import Schema
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, chunks, plain_id
 
 ROOM = 1e-2
-"""An augmented vector is that of a point if their numbers differ by no more than this
-share of themselves: float16 is exact to 1e-3."""
+"""The largest relative difference at which an augmented vector still counts as computed
+from the point's current vector. Rounding to float16 causes up to 1e-3."""
 
 FLOAT16 = 2.0**-10
-"""Twice the share of a number that its rounding to float16 moves it by."""
+"""Twice the relative error of rounding to float16."""
 
 
 @dataclasses.dataclass
 class PointReader:
-    """Makes batches of points.
+    """A reader that makes batches of points.
 
-    schema: Knows the vector that is read.
-    manifest: Knows whose offsets are ours.
-    version: The version whose offsets are read; None for none.
-    field: The payload key that is read as the values of the batches.
-    left_over: The points that hold offsets of no version of `manifest`, by shard key
-        and payload keys.
+    schema: The schema of the vector to read.
+    manifest: The manifest, which tells known offsets from unknown ones.
+    version: The version whose offsets are read; None to read no offsets.
+    field: The payload key to read as the values of the batches.
+    left_over: The points with payload offsets of versions unknown to `manifest`, by
+        shard key and payload keys. Reading batches adds to it.
     """
 
     schema: Schema
@@ -54,8 +54,8 @@ class PointReader:
     )
 
     def read(self, between: IdRange = EVERY_ID) -> Iterator[Batch]:
-        """Yield every point that has the vector, or those `between` two ids."""
-        vectors: list[str] | bool = True  # all of them, for the unnamed one
+        """Yield every point that has the vector, within the id range `between`."""
+        vectors: list[str] | bool = True  # the unnamed vector is read with all others
         if self.schema.using:
             vectors = [self.schema.using]
             if self.version is not None and self.version.storage == "vector":
@@ -65,7 +65,7 @@ class PointReader:
             yield from self.batches(records)
 
     def delete_left_over(self) -> None:
-        """Start to delete the offsets of versions that nobody knows."""
+        """Start to delete the offsets in `left_over`."""
         transport = self.schema.transport
         for (shard_key, keys), points in self.left_over.items():
             change = functools.partial(delete_keys, keys, shard_key)
@@ -73,10 +73,16 @@ class PointReader:
                 transport.send(part, change, shard_key)
 
     def batches(self, records: list[models.Record]) -> list[Batch]:
-        """Return one batch for each shard key, by which points are written."""
+        """Return one batch per shard key, since points are written by shard key.
+
+        Points with offsets of unknown versions are added to `left_over`.
+        """
         shards: dict[Any, list[models.Record]] = {}
         for record in records:
             shards.setdefault(record.shard_key, []).append(record)
+            unknown = self.manifest.unknown_keys(record.payload)
+            if unknown:
+                self.left_over[record.shard_key, unknown].append(plain_id(record.id))
         batches = [self._batch(part, key) for key, part in shards.items()]
         return [batch for batch in batches if len(batch.ids)]
 
@@ -84,28 +90,21 @@ class PointReader:
         """Return `records` as one batch, without points that lack the vector."""
         using = self.schema.using
         version = self.version
-        foreign = 0
-        kept: list[models.Record] = []
-        for record in records:
-            foreign += self.manifest.is_foreign(record.payload)
-            unknown = self.manifest.unknown_keys(record.payload)
-            if unknown:
-                self.left_over[shard_key, unknown].append(plain_id(record.id))
-            if using in by_name(record.vector):
-                kept.append(record)
+        foreign = sum(self.manifest.is_foreign(record.payload) for record in records)
+        kept = [record for record in records if using in by_name(record.vector)]
         ids = [plain_id(record.id) for record in kept]
         payloads = [record.payload or {} for record in kept]
         vectors = [by_name(record.vector) for record in kept]
         rows = [named[using] for named in vectors]
         matrix = np.array(rows, np.float32).reshape(len(ids), self.schema.dim)
         offsets = np.full(len(ids), np.nan, np.float32)
-        loss = np.zeros(len(ids))
+        errors = np.zeros(len(ids))
         if version is not None and version.storage == "payload":
-            for row, payload in enumerate(payloads):
-                offsets[row] = our_offsets(payload).get(version.field, np.nan)
+            held = [our_offsets(payload).get(version.field) for payload in payloads]
+            offsets = np.array(held, np.float32)  # None becomes NaN
         elif version is not None:
             augmented = [named.get(version.augmented_vector) for named in vectors]
-            _read_augmented(version, matrix, augmented, offsets, loss)
+            offsets, errors = _read_augmented(version, matrix, augmented)
         values = None
         if self.field is not None:
             values = [group_of(payload, self.field) for payload in payloads]
@@ -116,48 +115,55 @@ class PointReader:
             place=shard_key,
             foreign=foreign,
             values=values,
-            rounding=lambda _: loss,
+            rounding=lambda _: errors,
         )
 
 
 def _read_augmented(
-    version: QdrantVersion,
-    vectors: np.ndarray,
-    augmented: list[Any],
-    offsets: np.ndarray,
-    loss: np.ndarray,
-) -> None:
-    """Put the offsets of `version` in `augmented` vectors into `offsets` [b].
+    version: QdrantVersion, vectors: np.ndarray, augmented: list[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the offsets of `version` from `augmented` vectors.
 
-    An augmented vector of other `vectors` [b, d] counts as the offset infinity. `loss`
-    [b] gets what rounding to float16 may have moved each offset by.
+    Args:
+        version: The version whose offsets are read.
+        vectors: The vectors of the points [b, d].
+        augmented: The augmented vector of each point, or None.
+
+    Returns:
+        The offsets [b], and the error that rounding to float16 may have caused in each
+        [b]. An offset is NaN without an augmented vector, and infinite if that was
+        computed from another vector.
     """
+    offsets = np.full(len(augmented), np.nan, np.float32)
+    errors = np.zeros(len(augmented))
     rows = [row for row, vector in enumerate(augmented) if vector is not None]
     if not rows:
-        return
+        return offsets, errors
     stored = np.array([augmented[row] for row in rows], np.float32)
     held = stored[:, :-1]
-    extra = stored[:, -1]
+    last = stored[:, -1]
     expected = as_targets(version, vectors[rows])
     largest = np.abs(expected).max(axis=1, keepdims=True)
-    room = ROOM * (largest + np.abs(held))
-    is_own = (np.abs(expected - held) <= room).all(axis=1)
-    values: np.ndarray = extra
-    moved: np.ndarray = FLOAT16 * np.abs(extra)
+    tolerance = ROOM * (largest + np.abs(held))
+    is_current = (np.abs(expected - held) <= tolerance).all(axis=1)
+    values: np.ndarray = last
+    rounding: np.ndarray = FLOAT16 * np.abs(last)
     if version.metric is Metric.EUCLIDEAN:
-        values = version.ceiling - extra**2 / 2
-        moved = FLOAT16 * extra**2
-    offsets[rows] = np.where(is_own, values, np.inf)
-    # One number in 8,192 of float32 is one of float16, too: any other was not rounded.
+        values = version.ceiling - last**2 / 2
+        rounding = FLOAT16 * last**2
+    offsets[rows] = np.where(is_current, values, np.inf)
+    # A number that float16 cannot hold was not rounded. Only one float32 number in
+    # 8,192 fits into float16 by chance.
     with np.errstate(over="ignore"):
-        is_short = extra.astype(np.float16) == extra
-    loss[rows] = np.where(is_short, moved, 0.0)
+        fits_float16 = last.astype(np.float16) == last
+    errors[rows] = np.where(fits_float16, rounding, 0.0)
+    return offsets, errors
 
 
 def group_of(payload: Payload, key: str) -> Value:
     """Return the value of `key`, a path such as "shop.tenant", in `payload`.
 
-    None for anything but one text, number or truth value.
+    The value is None unless it is a single string, integer or boolean.
     """
     value: object = payload
     for name in key.split("."):

@@ -1,30 +1,30 @@
-"""Pure: a request and the manifest in, the corrected request out.
+"""Rewrite a request to the corrected request, by the manifest and without any I/O.
 
-Nothing here knows a client. A nearest query becomes a prefetch of itself, over more
-candidates, under a formula that adds the offset:
+A nearest query becomes a prefetch of more candidates, under a formula that adds the
+offset:
 
     query=q, limit=10
     -> prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector" it goes to the augmented vector, and for points that another
-client wrote without one, to their own:
+With storage="vector", it searches the augmented vector. Points that another client
+wrote without an augmented vector are searched by the corrected vector:
 
     query=q, limit=10
     -> prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
 
-If the model has a query map, S, the first form maps the query; in the second the map
-lies in the augmented vectors:
+If the model has a query map, S, the first form maps the query. In the second form, the
+augmented vectors include the map:
 
     query=q, limit=10
     -> prefetch=[query=q + S q, limit=100], query=formula(|q + S q| * $score + hub_offset.v1)
 
-Under cosine the server divides by that length. Any other query, as a recommendation, is
-raw.
+The factor |q + S q| is used under cosine only, where the server divides by it. Any
+other query, such as a recommendation, stays raw.
 
 Nearest queries are corrected at every depth of the tree, so that a fusion, a user's
-formula or a re-scoring above gets corrected candidates and scores. A formula ranks
-descending, so under Euclidean distance it yields the similarity S = offset -
-distance^2 / 2, and the answer is turned into distances again.
+formula or a re-scoring above them gets corrected candidates and scores. A formula ranks
+in descending order. So under Euclidean distance, it returns the similarity S = offset -
+distance^2 / 2, which is turned back into distances in the answer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, ShardKey, resolve
 
 EMBEDDED = (models.Document, models.Image, models.InferenceObject)
-"""Queries that need an embedding: by the client, before a request is rewritten, or else
-by the server."""
+"""Queries that need an embedding. The client computes it before a request is rewritten,
+or else the server does."""
 
 _ARGUMENTS = {
     "prefetch": "prefetch",
@@ -60,12 +60,12 @@ _ARGUMENTS = {
     "with_vector": "with_vectors",
     "lookup_from": "lookup_from",
 }
-"""The fields of `QueryRequest`, and the names of the client's arguments for them."""
+"""The client's argument for each field of `QueryRequest`."""
 
 _FIELDS = {argument: name for name, argument in _ARGUMENTS.items()}
 
 _DEFAULTS = models.QueryRequest(limit=10, with_payload=True, with_vector=False)
-"""The request that the client's methods make without arguments."""
+"""The request that the client sends if only defaults are used."""
 
 
 def as_request(arguments: Arguments) -> models.QueryRequest:
@@ -98,7 +98,7 @@ AnyNode = TypeVar("AnyNode", models.QueryRequest, models.Prefetch)
 
 
 def prefetches_of(node: Node) -> list[models.Prefetch]:
-    """Return the prefetches of `node` as a list, however many it has."""
+    """Return the prefetches of `node` as a list, which may be empty."""
     prefetch = node.prefetch or []
     return prefetch if isinstance(prefetch, list) else [prefetch]
 
@@ -120,9 +120,10 @@ def version_for(
 ) -> QdrantVersion | None:
     """Return the active version of `manifest` that corrects `query` on `using`.
 
-    None if the vector `using` has no correction, if `query` is no nearest query (see
-    `is_nearest`), or if with storage="vector" it asks for no vector of that dimension.
-    Raises InputError if with storage="vector" the server is to embed it.
+    Return None if the vector `using` has no correction, or if `query` is not a nearest
+    query (see `is_nearest`). With storage="vector", the query must also be a vector of
+    the right dimension. Raises InputError if with storage="vector" the server would
+    have to embed the query.
     """
     version = manifest.active.get(using or "")
     if version is None or not is_nearest(query):
@@ -131,15 +132,15 @@ def version_for(
         return version
     asked = nearest(query)
     refuse_embedded(asked)
-    # The request goes on as it is, and the server refuses a vector of another dimension
-    # or the id of a missing point.
+    # Any other query is sent unchanged: the server refuses a vector of another
+    # dimension and the id of a missing point.
     if isinstance(asked, list) and len(asked) == version.dim:
         return version
     return None
 
 
 def refuse_embedded(asked: object) -> None:
-    """Raise InputError if the server is to embed what is `asked` for."""
+    """Raise InputError if the server would have to embed the query `asked`."""
     if isinstance(asked, EMBEDDED):
         raise InputError(
             f"a {type(asked).__name__} that the server embeds cannot be searched "
@@ -151,11 +152,16 @@ def refuse_embedded(asked: object) -> None:
 def asked_point(
     request: models.QueryRequest, manifest: QdrantManifest
 ) -> tuple[int | str, QdrantVersion] | None:
-    """Return the id of the point whose nearest `request` asks for in second vectors,
-    and the version of these.
+    """Return the point id that `request` searches for by storage="vector".
 
-    Second vectors are searched by a vector only, so the caller has to replace the id.
-    None for any other request. Raises InputError if a prefetch asks so.
+    Augmented vectors can only be searched by a vector, so the caller has to replace the
+    id.
+
+    Returns:
+        The id and the active version, or None for any other request.
+
+    Raises:
+        InputError: If a prefetch searches by a point id.
     """
     for node in nodes(request):
         version = manifest.active.get(node.using or "")
@@ -173,8 +179,10 @@ def asked_point(
 
 
 def is_nearest(query: object) -> bool:
-    """Return True if `query` asks for the nearest of one dense vector, point or
-    document, without diversity (MMR)."""
+    """Return True if `query` searches for neighbours of one vector, point or document.
+
+    The vector must be dense. A query with diversity (MMR) does not count.
+    """
     if isinstance(query, models.NearestQuery):
         return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
     if isinstance(query, list):
@@ -185,8 +193,8 @@ def is_nearest(query: object) -> bool:
 def hide_key(with_payload: Any, key: str | None) -> Any:
     """Return the payload selector `with_payload` without our `key`.
 
-    A selector that names the keys it wants stays as it is, and so does any without a
-    `key` to hide.
+    A selector that lists the keys to return is not changed. Without a `key`, no
+    selector is changed.
     """
     if key is None:
         return with_payload
@@ -200,7 +208,7 @@ def hide_key(with_payload: Any, key: str | None) -> Any:
 def hide_vectors(
     vector: models.VectorStructOutput | None, names: Collection[str]
 ) -> Any:
-    """Return the vectors of a point without the augmented ones, called `names`."""
+    """Return the vectors of a point without the augmented vectors `names`."""
     if not isinstance(vector, dict):
         return vector
     theirs = {name: value for name, value in vector.items() if name not in names}
@@ -212,10 +220,10 @@ def has_vector(name: str) -> models.HasVectorCondition:
 
 
 def nothing(shard_key: ShardKey = None) -> models.FilterSelector:
-    """Return a selector of no point.
+    """Return a selector that matches no point.
 
-    A server does writes in order, so deleting no point with wait=True waits for all
-    writes sent to the shards before.
+    A server does writes in order. So deleting with this selector and wait=True waits
+    for all writes that were sent to the shards before.
     """
     return models.FilterSelector(
         filter=models.Filter(must=models.HasIdCondition(has_id=[str(uuid4())])),
@@ -224,32 +232,32 @@ def nothing(shard_key: ShardKey = None) -> models.FilterSelector:
 
 
 def lacks_augmented_vector(version: QdrantVersion) -> models.Filter:
-    """Return a filter for points with the vector of `version` and no augmented one."""
+    """Return a filter for points with the corrected vector but no augmented one."""
     return models.Filter(
         must=has_vector(version.vector), must_not=has_vector(version.augmented_vector)
     )
 
 
 def has_offset(version: QdrantVersion) -> models.Filter:
-    """Return a filter for points with an offset of `version` in their payload."""
+    """Return a filter for points with an offset of `version` in the payload."""
     return models.Filter(
         must_not=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
     )
 
 
 UNLISTED = 1e15
-"""The score of a point that a prefetch should have listed but did not: beyond any real
-score, and finite when squared."""
+"""The score of a point that a prefetch should have listed but did not. It exceeds any
+real score, and its square is finite."""
 
 Points: TypeAlias = list[models.ScoredPoint]
 
 
 @lru_cache
 def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuery:
-    """Return the formula of the corrected similarity: the score plus the offset under
-    the payload `key`, or plus 0 without an offset.
+    """Return the formula that adds the offset under the payload `key` to the score.
 
-    Scores are multiplied by `length`, the length of the mapped query.
+    A missing offset counts as 0. Scores are multiplied by `length`, the length of the
+    mapped query.
     """
     similarity: models.Expression = "$score"
     if metric is Metric.EUCLIDEAN:
@@ -264,14 +272,17 @@ def _sum_with_key(key: str, metric: Metric, length: float) -> models.FormulaQuer
 def _sum_by_either_vector(
     metric: Metric, ceiling: float, augmented_vector: str
 ) -> models.FormulaQuery:
-    """Return the formula of the corrected similarity by the augmented vector,
-    `$score[0]`, or for a point without one by its own vector, `$score[1]`.
+    """Return the formula that combines searches by the augmented and the raw vector.
 
-    A re-scoring lists a point in both prefetches. A point with an augmented vector that
-    the first prefetch does not list ranks behind all points that it lists.
+    A point with an augmented vector gets its score in the first prefetch, `$score[0]`,
+    even if a re-scoring lists it in both. If the first prefetch does not list it, it
+    ranks behind all points listed there. Any other point gets `$score[1]`.
 
-    ceiling: The upper bound of the offsets, by which distances to augmented vectors are
-        shifted; used under Euclidean distance only.
+    Args:
+        metric: The metric of the collection.
+        ceiling: The upper bound of the offsets, which shifts the distances to augmented
+            vectors. It is used under Euclidean distance only.
+        augmented_vector: The name of the augmented vector.
     """
     has = models.Filter(must=has_vector(augmented_vector))
     lacks = models.Filter(must_not=has_vector(augmented_vector))
@@ -292,28 +303,27 @@ def _sum_by_either_vector(
 
 
 def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
-    """Return the score `threshold` as a threshold on the corrected similarity; None
-    for no threshold."""
+    """Convert a score `threshold` to the corrected similarity; None stays None."""
     if threshold is None or metric is not Metric.EUCLIDEAN:
         return threshold
     return -0.5 * threshold * abs(threshold)
 
 
 Finish: TypeAlias = Callable[[Points], Points]
-"""Turns the answer to a corrected request into the answer to the original one."""
+"""A function that turns the answer to a corrected request into the final answer."""
 
 
 SERVER_LIMIT = 10
-"""The limit of a request or prefetch that states none."""
+"""The server's limit for a request or prefetch without one."""
 
 
 def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     """Correct every nearest query in `node` on a vector that `manifest` corrects.
 
-    For storage="vector" such a query must be the vector itself: see `asked_point`.
+    With storage="vector", such a query must be a vector, not an id: see `asked_point`.
 
     Returns:
-        The corrected request or prefetch, and the finish of its answer.
+        The corrected request or prefetch, and the function that finishes its answer.
     """
     children = prefetches_of(node)
     prefetches = [rewrite(child, manifest)[0] for child in children]
@@ -326,7 +336,7 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         fields = _augment(node, prefetches, version)
         return node.model_copy(update=fields), as_found
-    # Correcting reorders results, so those before the offset are needed, too.
+    # Correcting reorders results, so the results before `offset` are needed, too.
     results = (node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0)
     if version.storage == "vector":
         candidates = _by_augmented_vector(node, prefetches, results, version)
@@ -349,25 +359,25 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
 
 
 def as_found(points: Points) -> Points:
-    """Return `points`, the answer to a request that needs no finish."""
+    """Return `points` unchanged, for a request that needs no finish."""
     return points
 
 
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
     """Return the finish that turns similarities into scores of the collection.
 
-    It drops points below `threshold`, on the corrected similarity: servers before 1.17
-    ignore the threshold of a formula.
+    It also drops points whose corrected similarity is below `threshold`, because
+    servers before 1.17 ignore the threshold of a formula.
     """
     if metric is not Metric.EUCLIDEAN and threshold is None:
         return as_found
-    least = np.float32(-np.inf if threshold is None else threshold)
+    lowest = np.float32(-np.inf if threshold is None else threshold)
 
     def finish(points: Points) -> Points:
-        points = [point for point in points if np.float32(point.score) >= least]
+        points = [point for point in points if np.float32(point.score) >= lowest]
         if metric is not Metric.EUCLIDEAN:
             return points
-        # In local mode one object may be in several groups: none is changed.
+        # Copy the points: in local mode, several groups may share one object.
         return [
             point.model_copy(update={"score": as_distance(point.score)})
             for point in points
@@ -377,17 +387,17 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
 
 
 def as_distance(similarity: float) -> float:
-    """Return sqrt(distance^2 - 2 offset); with a negative square, -sqrt(-square)."""
+    """Return sqrt(x) with x = distance^2 - 2 offset, or -sqrt(-x) if x is negative."""
     return math.copysign(math.sqrt(2.0 * abs(similarity)), -similarity)
 
 
 def _by_raw_score(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> tuple[list[models.Prefetch], float]:
-    """Return a prefetch of the raw query of `node`, and the factor of its scores.
+    """Return a prefetch of the raw query of `node`, and the factor for its scores.
 
-    It fetches so many candidates that the first `results` corrected ones are among
-    them. A vector goes through the query map of `version`, if that has one.
+    It fetches enough candidates to contain the first `results` corrected results. A
+    query vector is mapped if `version` has a query map.
     """
     params = node.params or _SEARCH_PARAMS
     codes = params.quantization
@@ -395,7 +405,7 @@ def _by_raw_score(
     limit = version.candidates(results, exact)
     if prefetches:
         limit = _over_all(prefetches, limit, version)
-    # Local mode up to 1.19.0 takes no bare id in a prefetch.
+    # Local mode up to 1.19.0 does not accept a bare id in a prefetch.
     query = node.query if isinstance(node.query, list) else resolve(node.query)
     length = 1.0
     if version.mapped:
@@ -418,9 +428,9 @@ def _by_raw_score(
 def _over_all(
     prefetches: list[models.Prefetch], limit: int, version: QdrantVersion
 ) -> int:
-    """Return `limit`, raised to the number of points that `prefetches` give.
+    """Return `limit`, raised to the number of points that `prefetches` return.
 
-    A re-scoring ranks the points that it is given, so all of them are candidates.
+    A re-scoring ranks all of these points, so all of them must be candidates.
     """
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
     return min(limit, version.max_candidates or limit)
@@ -429,12 +439,13 @@ def _over_all(
 def _by_augmented_vector(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> list[models.Prefetch]:
-    """Return the query in d + 1 dimensions, and one for points without that vector.
+    """Return a prefetch by the augmented vector, and one for points without it.
 
-    The second is the query in d dimensions, which is left out if every point has the
-    augmented vector.
-    Over `prefetches` both queries list all points that the prefetches give: a filter
-    for points that lack the vector would change what the prefetches find.
+    The second is by the raw vector. It is omitted if every point has the augmented one.
+
+    In a re-scoring of `prefetches`, both queries list all points that these return.
+    There, a filter for points without the augmented vector would also change the
+    results of `prefetches`.
     """
     limit = results
     if prefetches and not version.everywhere:
@@ -446,8 +457,8 @@ def _by_augmented_vector(
         return [augmented]
     condition = node.filter
     if not prefetches:
-        lacking = has_vector(version.augmented_vector)
-        condition = models.Filter(must=node.filter, must_not=lacking)
+        is_augmented = has_vector(version.augmented_vector)
+        condition = models.Filter(must=node.filter, must_not=is_augmented)
     plain = models.Prefetch.model_construct(
         query=node.query,
         using=node.using,
@@ -466,11 +477,11 @@ _FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
 def _augment(
     node: Node, prefetches: list[models.Prefetch], version: QdrantVersion
 ) -> dict[str, Any]:
-    """Return the fields that search the query of `node` in d + 1 dimensions.
+    """Return the fields of a search for the query of `node` in d + 1 dimensions.
 
-    It is searched as [q, 1] or, under Euclidean distance, as [q, 0].
-    The search ignores quantised codes: they clip the last component to the range of the
-    others, and so lose it.
+    The augmented query is [q, 1] or, under Euclidean distance, [q, 0]. The search
+    ignores quantised codes, which lose the last component by clipping it to the range
+    of the others.
     """
     query = nearest(node.query)
     if version.metric is Metric.COSINE:
@@ -496,8 +507,8 @@ def _over_distances(
 ) -> Any:
     """Return `query`, adapted to its corrected `children` if it is a user's formula.
 
-    A corrected prefetch yields similarities under Euclidean distance, and the formula
-    expects distances, so they are turned back.
+    Under Euclidean distance, a corrected prefetch returns similarities. The formula
+    expects distances, so each score in it is replaced by `DISTANCE` of the score.
     """
     if not isinstance(query, models.FormulaQuery):
         return query
@@ -524,20 +535,23 @@ DISTANCE = (
     '{"div": {"left": {"mult": [-2.0, S]}, "by_zero_default": 0.0, '
     '"right": {"sqrt": {"abs": {"mult": [-2.0, S]}}}}}'
 )
-"""The expression of the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This
-is sqrt(x), or -sqrt(-x) where x is negative."""
+"""The expression for the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This
+equals sqrt(x), or -sqrt(-x) if x is negative."""
 
 UNIT = 1e-6
-"""How far from 1 rounding to float32 takes the length of a unit vector: vectors as
-close as that are not divided by it."""
+"""The deviation from length 1 that rounding to float32 may cause. A vector within it is
+not normalised again."""
 
 
 def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], float]:
-    """Map a query as `version` does.
+    """Apply the query map of `version` to `query`.
 
-    Returns the vector to search with, and the factor of its scores. Under cosine the
-    factor is the length of the vector, by which the server divides; else it is 1. A
-    query of another dimension is not mapped: the server refuses it.
+    A query of another dimension is not mapped: the server refuses it.
+
+    Returns:
+        The vector to search with, and the factor for its scores. Under cosine, the
+        factor is the length of the vector, because the server divides by it. Otherwise
+        it is 1.
     """
     if len(query) != version.dim:
         return query, 1.0
@@ -548,7 +562,7 @@ def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], 
 
 
 def as_unit(vector: list[float]) -> list[float]:
-    """Return `vector` at unit length; a vector of zeros stays as it is."""
+    """Return `vector` scaled to unit length; a vector of zeros is not changed."""
     length = math.hypot(*vector) or 1.0
     if abs(length - 1.0) < UNIT:
         return vector

@@ -1,6 +1,6 @@
-"""What a collection gets so that it can keep offsets, and which vectors can have them.
+"""Prepare a collection for offsets, by a payload index or an augmented vector.
 
-That is a payload index, or an augmented vector.
+This module also decides which vectors can have offsets, and where they are stored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ VECTORS_IN_PLACE = (1, 18)
 """The first version of the server that adds a named vector to a collection."""
 
 SMALL_INDEXES = (1, 17)
-"""The first version of the server whose float index can do without links in the
-graph."""
+"""The first version of the server that can leave a float index out of the graph."""
 
 INDEX_BYTES = 32
-"""Estimated bytes a point in an index: a number and its point id, both ways."""
+"""The estimated bytes per point in an index: a number and a point id, both ways."""
 
 PAYLOAD_BYTES = 64
-"""Estimated bytes a point on disk for a number in a payload, as JSON."""
+"""The estimated bytes per point on disk for a number in a payload, as JSON."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -41,24 +40,23 @@ METRICS = {
 }
 
 FLOATS = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
-"""Datatypes of vectors beside which a second vector of the same datatype can hold the
-offset."""
+"""The datatypes that are precise enough for offsets in a second vector."""
 
 DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
 NEARLY = 0.9
-"""The share of points in the graph from which on searches are as fast as with all of
-them. A server leaves the last few points out."""
+"""The share of points in the graph at which searches are as fast as with all points. A
+server leaves the last few points out."""
 
 
 class Schema:
-    """How a collection keeps the offsets of one vector: the part that storages share.
+    """The base class of both storages for the offsets of one vector.
 
-    Each storage also says what it costs (`cost`, `writing`) and does (`plan`), makes
-    room for a version before anything is written (`prepare`), and deletes what belongs
-    to versions (`delete`).
+    Each storage also describes its cost (`cost`, `writing`) and its changes (`plan`),
+    makes room for a version before anything is written (`prepare`), and deletes the
+    indexes or vectors of versions (`delete`).
 
     using: The name of the vector; "" for the unnamed one.
     parameters: The parameters of the vector.
@@ -79,13 +77,10 @@ class Schema:
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
     ) -> QdrantVersion:
-        """Return `version` ready to be searched, once it is written.
-
-        It is calibrated with `queries` [m, d].
-        """
+        """Calibrate `version`, once all offsets are written, with `queries` [m, d]."""
         transport = self.transport
         if transport.is_local and version.storage == "vector":
-            return version  # exact, however it is searched
+            return version  # always exact: there is nothing to calibrate
         self.wait_for_graph(progress)
         if progress is not None:
             progress("calibrating", 0, 1)
@@ -96,7 +91,7 @@ class Schema:
         return version
 
     def wait_for_graph(self, progress: Progress | None) -> None:
-        """Wait until searches use the graph as before: writes take points out of it."""
+        """Wait until all points are in the graph again: writes remove them from it."""
         transport = self.transport
         if transport.is_local:
             return
@@ -110,24 +105,24 @@ class Schema:
         )
 
     def _is_indexed(self) -> bool:
-        """Return True if the graph is whole, or nearly, or the server is not building
-        it.
+        """Return True if the graph is nearly complete, or is not being built.
 
-        The status alone does not tell: a collection may stay yellow for long after
-        that, while the server works on other collections.
+        The status alone is not enough: a collection may stay yellow long after the
+        graph is complete, while the server works on other collections.
         """
         before = self.transport.opened
         now = self.transport.describe()
         if now.status != models.CollectionStatus.YELLOW:
             return True
-        vectors = len(dense_vectors(now)) / len(dense_vectors(before))
-        indexed = (before.indexed_vectors_count or 0) * vectors
+        # The server counts the indexed vectors of all names together.
+        growth = len(dense_vectors(now)) / len(dense_vectors(before))
+        expected = (before.indexed_vectors_count or 0) * growth
         if self.expects_graph():
-            indexed = max(indexed, self.transport.count())
-        return (now.indexed_vectors_count or 0) >= NEARLY * indexed
+            expected = max(expected, self.transport.count())
+        return (now.indexed_vectors_count or 0) >= NEARLY * expected
 
     def expects_graph(self) -> bool:
-        """Return True if the collection is so large that a server builds a graph."""
+        """Return True if the collection is large enough for the server's graph."""
         info = self.transport.opened
         threshold = info.config.optimizer_config.indexing_threshold or 0
         kilobytes = 4 * self.dim * self.transport.count() / 1024
@@ -135,14 +130,14 @@ class Schema:
 
 
 class PayloadSchema(Schema):
-    """A number under our payload key, with a float index on it."""
+    """Offsets as numbers under our payload key, with a float index."""
 
     writing = 4.0
 
     def require_room(self, manifest: QdrantManifest) -> None:
-        """Raise StoreError if strict mode leaves no room for the index of a version.
+        """Raise StoreError if strict mode allows no further payload index.
 
-        It is the version that `manifest` has as half-written, or a new one.
+        A half-written version of `manifest` may already have the index that it needs.
         """
         limit = self.transport.strict.max_payload_index_count
         indexes = set(self.transport.opened.payload_schema)
@@ -163,29 +158,30 @@ class PayloadSchema(Schema):
     def prepare(self, version: QdrantVersion) -> None:
         """Create a float index on the offsets, unless there is one.
 
-        Formulas are faster with it, and strict mode allows no others. It comes before
-        the offsets, so that the graph is built without links for it. The server makes
-        it before it does any later write.
+        Formulas are faster with the index, and strict mode requires it. It is created
+        before any offset is written, so that the graph is built without extra links for
+        it. There is no need to wait: the server creates it before any later write.
         """
         transport = self.transport
-        if transport.is_local:  # has no indexes, and warns of it
+        if transport.is_local:  # local mode has no indexes, and warns about them
             return
         if version.key in transport.describe().payload_schema:
             return
         schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT)
-        if transport.server >= SMALL_INDEXES:  # nobody filters by it
+        if transport.server >= SMALL_INDEXES:
+            # Links in the graph only help to filter, and nobody filters by offsets.
             schema.enable_hnsw = False
         transport.ask("create_payload_index", version.key, schema, wait=False)
 
     def delete(self, versions: Sequence[QdrantVersion], is_last: bool) -> None:
-        """Delete the indexes of `versions`; all of ours if `is_last`.
+        """Delete the indexes of `versions`, or all of our indexes if `is_last`.
 
-        The numbers in the payloads of points stay.
+        The numbers in the payloads of points are kept.
         """
         if self.transport.is_local:
             return
         written = m.payload_keys(versions)
-        ours = rf"{m.KEY}\.v[1-9]\d*"  # also those that no manifest knows
+        ours = rf"{m.KEY}\.v[1-9]\d*"  # includes versions that no manifest knows
         for path in self.transport.describe().payload_schema:
             if path in written or (is_last and re.fullmatch(ours, path)):
                 self.transport.ask("delete_payload_index", path, wait=True)
@@ -201,18 +197,24 @@ class PayloadSchema(Schema):
 
 
 class VectorSchema(Schema):
-    """An augmented vector of d + 1 dimensions, with the settings of the vector."""
+    """Offsets in an augmented vector of d + 1 dimensions.
+
+    The augmented vector has the same settings as the corrected one.
+    """
 
     writing = 1.3
 
     @property
     def _is_short(self) -> bool:
-        """True if the second vector has numbers of 16 bits, as it also has beside
-        smaller numbers: those would hold no offset."""
+        """True if the second vector has numbers of 16 bits.
+
+        It also has 16 bits if the corrected vector has fewer, which could not hold an
+        offset.
+        """
         return self.parameters.datatype not in (None, models.Datatype.FLOAT32)
 
     def obstacle(self) -> str | None:
-        """Say why no vector can be added; None if one can."""
+        """Return the reason why no vector can be added; None if one can."""
         server = ".".join(map(str, self.transport.server))
         if self.transport.server < VECTORS_IN_PLACE:
             return (
@@ -227,7 +229,7 @@ class VectorSchema(Schema):
         return None
 
     def objection(self) -> str | None:
-        """Say why a second vector is not added unless somebody asks for it."""
+        """Return the reason not to add a second vector by default, or None."""
         if obstacle := self.obstacle():
             return obstacle
         if not self.using:
@@ -250,12 +252,13 @@ class VectorSchema(Schema):
 
     def cost(self) -> str:
         links = self.transport.opened.config.hnsw_config.m
-        bytes_a_number = 2 if self._is_short else 4
-        each = bytes_a_number * (self.dim + 1) + 2 * links * 4
+        bytes_per_number = 2 if self._is_short else 4
+        bytes_per_point = bytes_per_number * (self.dim + 1) + 2 * links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
-        return f"about {_bytes(each * self.transport.count())} of {where}"
+        return f"about {_bytes(bytes_per_point * self.transport.count())} of {where}"
 
     def prepare(self, version: QdrantVersion) -> None:
+        """Add the augmented vector of `version`, unless it exists, and configure it."""
         transport = self.transport
         name = version.augmented_vector
         is_distance = version.metric is Metric.EUCLIDEAN
@@ -272,8 +275,8 @@ class VectorSchema(Schema):
                 "adding a vector",
                 "writes to it may fail",
             )
-        # No quantisation: it would clip the query's last component to the range of the
-        # others.
+        # Copy all settings but quantisation, which would clip the query's last
+        # component to the range of the others.
         settings = self.parameters.model_dump(
             include={"hnsw_config", "on_disk", "memory"}, exclude_none=True
         )
@@ -308,16 +311,20 @@ SCHEMAS: dict[Storage, type[PayloadSchema] | type[VectorSchema]] = {
 def choose_storage(
     vector: VectorSchema, storage: Storage | Literal["auto"], manifest: QdrantManifest
 ) -> tuple[Storage, list[str]]:
-    """Return where offsets go, and a line that says why, if the user has not said it.
+    """Choose the storage for offsets.
 
     Args:
-        vector: The vector that is corrected.
-        storage: The storage that the user asks for; "auto" chooses.
+        vector: The schema of the vector to correct.
+        storage: The storage that the user asks for; "auto" to choose one.
         manifest: The manifest of the collection.
 
+    Returns:
+        The storage, and the reason as a list of at most one line. The list is empty if
+        the user or an earlier correction has chosen the storage.
+
     Raises:
-        StoreError: The collection cannot keep them there.
-        InputError: `storage` is unknown.
+        StoreError: If the collection does not support the storage.
+        InputError: If `storage` is unknown.
     """
     if storage not in ("auto", "payload", "vector"):
         raise InputError(f"storage={storage!r}: use 'auto', 'payload' or 'vector'")
@@ -342,10 +349,10 @@ def choose_storage(
 
 
 def _bytes(count: float) -> str:
-    """Return a number of bytes for people, such as "1.2 GB"."""
-    thousands = min(max(int(math.log10(count or 1)) // 3, 0), 4)
-    unit = ("bytes", "kB", "MB", "GB", "TB")[thousands]
-    return f"{count / 1000**thousands:.3g} {unit}"
+    """Return a number of bytes as readable text, such as "1.2 GB"."""
+    power = min(max(int(math.log10(count or 1)) // 3, 0), 4)
+    unit = ("bytes", "kB", "MB", "GB", "TB")[power]
+    return f"{count / 1000**power:.3g} {unit}"
 
 
 def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:
@@ -364,25 +371,27 @@ def vector_names(info: models.CollectionInfo) -> set[str]:
 def find_vector(
     url: str, info: models.CollectionInfo, using: str, manifest: QdrantManifest
 ) -> tuple[str, models.VectorParams]:
-    """Return the vector that is corrected, and its parameters.
+    """Return the name and the parameters of the vector to correct.
 
-    If the user has deleted the vector but its correction is left, the parameters are
-    those of the correction, so that it can be removed.
+    If the user has deleted the vector but not its correction, the parameters are
+    derived from the correction, so that it can still be removed.
 
     Args:
-        url: The URL of the store, for errors.
+        url: The URL of the store, for error messages.
         info: The description of the collection.
-        using: The name of the vector; "" stands for the only vector that is not ours.
+        using: The name of the vector; "" for the only vector that is not ours.
         manifest: The manifest of the collection.
 
     Raises:
-        StoreError: The vector is not there or cannot carry offsets.
+        StoreError: If the vector does not exist or cannot have offsets.
     """
     every = dense_vectors(info)
     ours = m.vectors_of(manifest.everything)
     dense = {name: vector for name, vector in every.items() if name not in ours}
     for version in manifest.everything:
-        is_wanted = version.vector == using if using else not dense
+        is_wanted = version.vector == using
+        if not using:
+            is_wanted = not dense
         if is_wanted and version.vector not in every:
             return version.vector, models.VectorParams(
                 size=version.dim, distance=DISTANCES[version.metric]

@@ -1,9 +1,10 @@
-"""The operations of a corrected client that search and read, and what is recorded.
+"""The operations of a corrected client that search, read and record.
 
-Recorded are the dense vectors that somebody asks for the nearest of, also in
-prefetches. Points that are asked for by their ids, recommendations and discoveries are
-documents and no queries; sparse vectors and multi-vectors have no correction. A
-document in a prefetch or a batch is embedded out of sight.
+Recording keeps the dense vectors of nearest-neighbour queries, also in prefetches. It
+leaves out searches by point id, recommendations and discoveries, which start from
+documents and not from queries, and sparse vectors and multi-vectors, which have no
+correction. Documents in a prefetch or a batch are not recorded either, because their
+vectors are not seen here.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hubplugin_qdrant.requests import (
 
 
 def record(operation: OfClient) -> OfClient:
-    """Return `operation`, a search, that records its queries once it is answered."""
+    """Return the search `operation` with recording of answered queries."""
 
     def search(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
         recorder = cache.recorder
@@ -51,7 +52,7 @@ def record(operation: OfClient) -> OfClient:
         text = None
         document = nearest(arguments.get("query"))
         if isinstance(document, models.Document):
-            # Embed it here, so that its vector is known.
+            # Embed the document here, to see the vector.
             vector = yield from _embed(cache, document)
             text = document.text
             arguments = arguments | {"query": vector}
@@ -62,7 +63,7 @@ def record(operation: OfClient) -> OfClient:
             if _keeps(recorder, name, cached.collection):
                 for using, query in _dense_queries(arguments):
                     recorder.within(cached.collection, using).add(query, text)
-        except Exception as error:  # a search that was answered never fails
+        except Exception as error:  # a failed recording must not fail the search
             recorder.fail(error)
         return answer
 
@@ -70,20 +71,19 @@ def record(operation: OfClient) -> OfClient:
 
 
 def _embed(cache: CorrectionCache, document: models.Document) -> Operation[Any]:
-    """Return the query that the client of `cache` makes of `document`."""
+    """Return `document` embedded by the client of `cache`."""
     request = models.QueryRequest(query=document)
     (embedded,) = yield from cache.embed_queries([request])
     return embedded.query
 
 
 def _keeps(recorder: Recorder, *names: str) -> bool:
-    """Return whether `recorder` keeps the queries to the collection of these names."""
+    """Return True if `recorder` keeps queries to a collection with one of `names`."""
     return recorder.collections is None or not recorder.collections.isdisjoint(names)
 
 
 def _dense_queries(arguments: Arguments) -> Iterator[tuple[str, Any]]:
-    """Yield the dense vectors that are asked for the nearest of, each with the name of
-    the vector that it searches."""
+    """Yield the dense query vectors of a search, each after the name of its vector."""
     batch = arguments.get("requests")
     requests = [as_request(arguments)] if batch is None else as_requests(batch)
     for request in requests:
@@ -117,7 +117,7 @@ def click(
             if not (yield Call(cache.raw.retrieve, place, ids, with_payload=False)):
                 raise InputError(f"what was clicked is no point of {collection_name!r}")
             recorder.within(place, using or "").click(query, target)
-    except Exception as error:  # who clicked has been sent on already
+    except Exception as error:  # a failed recording must not stop the user
         recorder.fail(error, "a click is")
 
 
@@ -137,7 +137,7 @@ def query_points(
 def query_points_groups(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    # The server multiplies the candidates by the size of a group.
+    # No allowance for groups: the server multiplies the candidates by their size.
     arguments, finish = yield from _rewrite_arguments(cache, cached, arguments)
     del arguments["offset"]
     result = yield Call(cache.raw.query_points_groups, **arguments)
@@ -164,7 +164,7 @@ def query_batch_points(
 def _rewrite_arguments(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[tuple[Arguments, Finish]]:
-    """Rewrite the `arguments` of a single query as `rewrite_requests` does."""
+    """Rewrite the `arguments` of a single query, as `rewrite_requests` does."""
     requests = [as_request(arguments)]
     ((request, finish),) = yield from rewrite_requests(cache, cached, requests)
     return as_arguments(arguments, request), finish
@@ -173,13 +173,13 @@ def _rewrite_arguments(
 def rewrite_requests(
     cache: CorrectionCache, cached: CachedManifest, requests: list[models.QueryRequest]
 ) -> Operation[list[tuple[models.QueryRequest, Finish]]]:
-    """Rewrite `requests` to one collection as they are sent.
+    """Correct `requests` to one collection, and hide our data from the answers.
 
-    They are corrected, and their answers show nothing of ours. If a query must be a
-    vector first, documents and the point that a request asks for become their vectors.
+    If the correction needs query vectors, documents and point ids are replaced by their
+    vectors first.
 
     Returns:
-        Each request, and how its answer is finished.
+        Each rewritten request, and the function that finishes its answer.
     """
     is_simple = all(
         isinstance(nearest(request.query), list) and not request.prefetch
@@ -201,16 +201,16 @@ def rewrite_requests(
 
 
 def _hiding(cached: CachedManifest, finish: Finish) -> Finish:
-    """Return `finish` that also takes out our vectors."""
+    """Return `finish`, extended to remove our vectors."""
     return lambda points: _hide_ours(cached, finish(points), with_vectors=True)
 
 
 def _look_up(
     cache: CorrectionCache, cached: CachedManifest, request: models.QueryRequest
 ) -> Operation[models.QueryRequest]:
-    """Put the vector of the point that `request` asks for in the place of its id.
+    """Replace a point id in the query of `request` by the vector of the point.
 
-    A point of the searched collection is left out of the answer, as it is by a server.
+    As on a server, a point of the searched collection is excluded from the answer.
     """
     asked = asked_point(request, cached.known)
     if asked is None:
@@ -227,7 +227,7 @@ def _look_up(
     vector = records[0].vector if records else None
     if isinstance(vector, dict):
         vector = vector.get(place.vector or version.vector)
-    if vector is None:  # the server's to refuse
+    if vector is None:  # the server refuses the request
         return request
     condition = request.filter
     if place.collection == cached.collection:
@@ -241,10 +241,10 @@ def _look_up(
 def explain(
     raw: Any, collection: str, request: models.QueryRequest
 ) -> Operation[Explanation]:
-    """Return `request` to a corrected `collection` as another client sends it.
+    """Return the corrected `request` as other clients would have to send it.
 
-    docs/other-clients.md says what its numbers mean, and what Euclidean distance and a
-    query map change.
+    docs/other-clients.md explains the numbers in it, and the differences with Euclidean
+    distance and with a query map.
     """
     cache = CorrectionCache(raw)
     cached = yield from cache.lookup(collection)
@@ -278,13 +278,13 @@ def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
 
 
 def _without_key(cached: CachedManifest, arguments: Arguments) -> Arguments:
-    """Return `arguments` that leave out our payload key, if there is one."""
+    """Return `arguments` with a payload selector that excludes our key."""
     selector = hide_key(arguments.get("with_payload", True), cached.offset_key)
     return arguments | {"with_payload": selector}
 
 
 def _hide_ours(cached: CachedManifest, points: list[Any], with_vectors: object) -> Any:
-    """Return `points` without our vectors, unless `with_vectors` names them."""
+    """Return `points` without our vectors if `with_vectors` asks for all vectors."""
     if with_vectors is True and cached.augmented_vectors:
         for point in points:
             point.vector = hide_vectors(point.vector, cached.augmented_vectors)

@@ -1,4 +1,4 @@
-"""A vector of a Qdrant collection as a `hubplugin.store.Store`."""
+"""The `hubplugin.store.Store` of a vector in a Qdrant collection."""
 
 from __future__ import annotations
 
@@ -61,22 +61,25 @@ from hubplugin_qdrant.transport import (
 )
 
 PARTS = 10
-"""A collection is written in so many parts: meanwhile most of its graph serves."""
+"""The number of parts in which a collection is written. While one part is written,
+searches still use the graph of the others."""
 
 VECTORS_AT_ONCE = 500
-"""Vectors in a request. With small requests a server reads some while it stores others:
-it took 6,100 vectors of 384 dimensions a second, but 4,200 in requests of 2,000.
-Numbers in payloads are sent page by page: in requests of 500, writing took twice as long."""
+"""The number of vectors in a writing request. A server stores one small request while it
+reads the next. It took 6,100 vectors of 384 dimensions per second in requests of 500,
+and 4,200 in requests of 2,000. Numbers in payloads are sent page by page, up to 2,000:
+requests of 500 took twice as long."""
 
 logger = logging.getLogger("hubplugin.qdrant")
 
 
 class QdrantStore(ManifestStore[QdrantVersion]):
-    """The vector `vector` of a collection, with its offsets as `storage`.
+    """The store of one vector of a collection, returned by `open_store`.
 
-    `open_store` makes it.
-
+    collection: The real name of the collection.
     ours: The name of the metadata collection.
+    vector: The name of the vector; "" for the unnamed one.
+    storage: The storage of new offsets.
     """
 
     shared = True
@@ -110,7 +113,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         self._seen: QdrantManifest | None = None
-        self._corrected: HubQdrantClient | None = None  # that of a job
+        self._corrected: HubQdrantClient | None = None  # set for the time of a job
         self.transport = QdrantTransport(self.client, self.url, collection)
         self.collection = self._run("opening", metadata.real_name, collection)
         self.ours = m.metadata_collection(self.collection)
@@ -129,7 +132,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             self.record = folder_within(record, self.collection, self.vector)
 
     def schema(self, storage: Storage) -> PayloadSchema | VectorSchema:
-        """Return how the collection keeps offsets by `storage`."""
+        """Return the schema of `storage` for this vector."""
         return SCHEMAS[storage](self.transport, self.vector, self._parameters)
 
     def for_job(self) -> QdrantStore:
@@ -141,7 +144,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def _run(
         self, doing: str, operation: Callable[..., Operation[Answer]], *args: object
     ) -> Answer:
-        """Return what `operation` does; it is made again while the server is away."""
+        """Return the result of `operation`, run again while the server is away."""
 
         def call() -> Answer:
             return run(operation(self.client, *args))
@@ -157,7 +160,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._see(metadata.parse_manifest(payload, self.collection))
 
     def _see(self, manifest: QdrantManifest) -> QdrantManifest:
-        """Return `manifest`, which a job keeps in mind."""
+        """Return `manifest`, and keep it for `seen` if this is the store of a job."""
         if self._corrected is not None:
             self._seen = manifest
         return manifest
@@ -167,7 +170,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self._see(cast(QdrantManifest, manifest))
 
     def _keep(self, point: PointId, payload: m.Payload) -> None:
-        """Replace the `payload` of a point of the metadata collection, in one step."""
+        """Replace the `payload` of a point of the metadata collection in one step."""
         points = [models.PointStruct(id=point, vector={}, payload=payload)]
         self.transport.retry(
             "writing the manifest", self.client.upsert, self.ours, points, wait=True
@@ -178,9 +181,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self._seen = None
 
     def has_manifest(self) -> bool:
-        """Return True if there is a metadata collection.
+        """Return True if the metadata collection exists.
 
-        Raises StoreError if the user has a collection of that name.
+        Raises StoreError if a collection of that name belongs to the user.
         """
         doing = "looking for the manifest"
         info = self._run(doing, metadata.describe, self.ours)
@@ -193,7 +196,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return info is not None
 
     def _create_metadata(self) -> None:
-        """Create the metadata collection, unless it is there."""
+        """Create the metadata collection, unless it exists."""
         replicas = self.transport.opened.config.params.replication_factor
         try:
             self.transport.retry(
@@ -204,7 +207,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 shard_number=1,
                 replication_factor=replicas,
                 on_disk_payload=True,
-                # The limits of a server may be its default.
+                # A server may enable strict mode by default.
                 strict_mode_config=models.StrictModeConfig(enabled=False),
             )
         except StoreError:
@@ -250,7 +253,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def delete_numbers(
         self, manifest: QdrantManifest, progress: Progress | None = None
     ) -> None:
-        """Delete the offsets in payloads that `manifest` does not know."""
+        """Delete the payload offsets of versions that `manifest` does not know."""
         transport = self.transport
         reader = PointReader(self.schema("payload"), manifest)
         total = self.count()
@@ -270,16 +273,21 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def find(
         self, manifest: corrections.Manifest[QdrantVersion], model: OffsetModel
     ) -> tuple[QdrantVersion | None, Found]:
-        """Find the version before, too: its numbers are there, all but a few right."""
+        """Find the version of `model`; with offsets in payloads, also a previous one.
+
+        The payloads still hold the offsets of the previous version, and most of them
+        are still correct.
+        """
         fingerprint = model.fingerprint
         version, found = manifest.find(self.vector, fingerprint, storage=self.storage)
         if version is None and self.storage == "payload":
-            before = manifest.replace(writing=manifest.previous.get(self.vector))
-            version, found = before.find(self.vector, fingerprint, storage="payload")
+            # Treat the previous version as half-written, so that it is completed.
+            resumed = manifest.replace(writing=manifest.previous.get(self.vector))
+            version, found = resumed.find(self.vector, fingerprint, storage="payload")
         return version, found
 
     def next_number(self, manifest: corrections.Manifest[QdrantVersion]) -> int:
-        """Return a new number by which no vector of the user's is called."""
+        """Return a new version number whose augmented vector has a free name."""
         names = vector_names(self.transport.opened)
         number = manifest.last_number + 1
         while f"hub_v{number}" in names:
@@ -302,7 +310,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return [fields.get(key, {}) for key in ids]
 
     def fields(self) -> Sequence[str]:
-        """Return the payload keys of the first points."""
+        """Return the payload keys of the points on the first page."""
         pages = self.transport.pages(with_payload=True)
         keys = {key for record in next(pages) for key in record.payload or {}}
         return sorted(keys - {KEY})
@@ -310,7 +318,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def scan(
         self, field: str | None = None, between: IdRange = EVERY_ID
     ) -> Iterator[Batch]:
-        """Yield every point, or those `between` two ids."""
+        """Yield every point in the id range `between`."""
         manifest = self.seen()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
@@ -319,7 +327,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return reader.read(between)
 
     def pace(self) -> float:
-        """Return how many points are written before the graph is waited for."""
+        """Return the number of points to write before each wait for the graph."""
         if self._pace == "all" or not self.schema(self.storage).expects_graph():
             return math.inf
         if self._pace:
@@ -327,7 +335,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return math.ceil(self.count() / PARTS)
 
     def shards(self, count: int | None) -> list[QdrantShard]:
-        """Return ranges of ids, of as many points each: all ids are read for it."""
+        """Divide the ids into ranges with equal numbers of points.
+
+        This reads all ids.
+        """
         if not self.url.startswith(("qdrant:", "qdrant+https:")):
             raise StoreError(
                 f"{self.url}: other machines cannot open it; open a server's by "
@@ -340,7 +351,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def join(
         self, version: QdrantVersion, model: OffsetModel, between: IdRange
     ) -> QdrantWriting:
-        """Return the part `between` two ids of what another process has begun."""
+        """Join a run that another process began, for the ids in `between`."""
         return QdrantWriting(
             self, version, "half-written", model, self.seen(), between=between
         )
@@ -362,10 +373,11 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return QdrantWriting(self, version, found, model, before, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError where a correction cannot be written.
+        """Raise StoreError if a correction cannot be written.
 
-        There is nothing to write to, writing would take for ever, the payload key of
-        the offsets is not free, or the api key may not write.
+        This is so if the collection is empty, if every write would wait for the graph,
+        if the user has data under our payload key, if strict mode or the disk leaves no
+        room, or if the api key may not write.
         """
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
@@ -378,27 +390,27 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         manifest = self.seen()
         has_manifest = manifest.last_number > 0 or self.has_manifest()
         if self.storage == "payload":
-            # An active correction may be what is written, for which there is room.
+            # An active version has its index already.
             if self.vector not in manifest.active:
                 schema = PayloadSchema(self.transport, self.vector, self._parameters)
                 schema.require_room(manifest)
-            if manifest.offset_key is None:  # else the key is ours
+            if manifest.offset_key is None:  # otherwise we already use the key
                 self._require_free_key()
         if dry_run:
             return
         folder = plain_client.folder_of(self.client)
         if folder is not None:
-            each = 4 * self.dim if self.storage == "vector" else 20
-            require_room(folder, each * self.count())
+            bytes_per_point = 4 * self.dim if self.storage == "vector" else 20
+            require_room(folder, bytes_per_point * self.count())
         if not self.transport.is_local:
             self.transport.require_right_to_write(self.collection)
             if has_manifest:
                 self.transport.require_right_to_write(self.ours)
 
     def _require_free_key(self) -> None:
-        """Raise StoreError if a point has something of the user's under our key.
+        """Raise StoreError if a point has data of the user under our payload key.
 
-        Offsets of a correction whose manifest was lost are written over.
+        Offsets of a correction whose manifest is lost are allowed, and overwritten.
         """
         pages = self.transport.pages(with_payload=[KEY])
         for record in chain.from_iterable(pages):
@@ -440,7 +452,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         ]
 
     def _price(self) -> list[str]:
-        """Say what the writing takes, and what other searches pay, before it begins."""
+        """Return the notice of how long writing takes and how it slows searches."""
         schema = self.schema(self.storage)
         if not schema.expects_graph():
             return []
@@ -479,9 +491,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._run("explaining", explain, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
-        """Return this store, whose searches return what meets `condition`.
+        """Return a copy of this store whose searches only find points that match.
 
-        condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., ...}]}.
+        condition: A Qdrant filter as JSON, {"must": [{"key": ..., ...}]}.
         """
         store = copy.copy(self)
         try:
@@ -494,16 +506,16 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return store
 
     def remove(self, progress: Progress | None = None) -> None:
-        """Delete offsets, indexes, vectors and the metadata, or go on with that.
+        """Delete the offsets, indexes, augmented vectors and metadata of this vector.
 
-        Offsets that a client brought along from elsewhere go, too, and corrections of
-        vectors that are gone.
+        An interrupted removal is continued. This also deletes offsets that a client
+        copied from other collections, and corrections of vectors that no longer exist.
         """
         has_manifest = self.has_manifest()
         manifest = self.read_manifest()
-        vectors = dense_vectors(self.transport.describe())
+        existing = dense_vectors(self.transport.describe()).keys()
         corrected = {version.vector for version in manifest.everything}
-        for vector in {self.vector} | (corrected - vectors.keys()):
+        for vector in {self.vector} | (corrected - existing):
             manifest = manifest.withdraw(vector)
         if has_manifest:
             self.write_manifest(manifest)
@@ -517,14 +529,16 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 def open_url(url: str) -> QdrantStore:
     """Open qdrant://HOST:6333/COLLECTION or qdrant-local:PATH/COLLECTION.
 
-    By https it is qdrant+https://HOST:6333/COLLECTION. Options follow: ?using=VECTOR
-    where the collection has named vectors. &storage=vector or &storage=payload where
-    offsets shall lie elsewhere than "auto" puts them. &pace=POINTS or &pace=all is how
-    many are written before the graph is waited for. &grpc=6334 is the server's port
-    for gRPC, where it is asked by that. &record=FOLDER is where
-    `HubQdrantClient(record=FOLDER)` records queries.
+    For https, use qdrant+https://HOST:6333/COLLECTION. Options follow the collection
+    as ?NAME=VALUE&NAME=VALUE:
 
-    The api key is read from the environment variable QDRANT_API_KEY and is never part
+    using: The name of the vector, if the collection has named vectors.
+    storage: "vector" or "payload", to store offsets elsewhere than "auto" does.
+    pace: The number of points to write before each wait for the graph, or "all".
+    grpc: The server's gRPC port, usually 6334, to send requests by gRPC.
+    record: The folder in which `HubQdrantClient(record=FOLDER)` records queries.
+
+    The api key is read from the environment variable QDRANT_API_KEY. It is never part
     of a URL.
     """
     place = Place(url)
@@ -535,11 +549,17 @@ def open_url(url: str) -> QdrantStore:
 
 
 class QdrantWriting(Writing):
-    """The offsets of `version`, those of `model`, on their way into a collection.
+    """A run that writes the offsets of a version to a collection.
 
-    The search is calibrated by the bank of the model. before: the manifest before this
-    run. progress: told of what comes after the last write. between: ids of the points
-    that `scan` yields.
+    Afterwards it calibrates the search with the query bank of the model.
+
+    store: The store of the collection.
+    version: The version to write.
+    found: The state in which the version was found.
+    model: The model of the version.
+    before: The manifest before this run.
+    progress: A callback for the steps after the last write.
+    between: The id range of the points that `scan` yields.
     """
 
     def __init__(
@@ -566,10 +586,10 @@ class QdrantWriting(Writing):
         self._pace = store.pace()
         self._sent = 0
         self._is_overtaken = False
-        self._reader: PointReader | None = None  # that has read the points last
+        self._reader: PointReader | None = None  # the reader of the latest scan
 
     def scan(self) -> Iterator[Batch]:
-        """Yield every point, as it is once all is written that is under way."""
+        """Wait for all writes under way, then yield every point in the range."""
         self._transport.wait()
         manifest = self._unless_overtaken(self.store.require_owner)
         later = self._later(cast(QdrantManifest, manifest))
@@ -577,14 +597,14 @@ class QdrantWriting(Writing):
         yield from self._reader.read(self._between)
 
     def _later(self, manifest: QdrantManifest) -> QdrantManifest:
-        """Return the manifest as it is once this version is active."""
+        """Return the manifest as it will be after this version is activated."""
         return manifest.activate(self.version).replace(retired=())
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Start to write `offsets` to the points of `batch`.
 
-        The same requests delete numbers that nobody needs any more. What goes wrong is
-        raised by a later call; `scan` and `activate` wait.
+        The same requests delete payload offsets that are no longer needed. A later call
+        raises the errors of these writes. `scan` and `activate` wait for them.
         """
         self._unless_overtaken(self.store.require_owner)
         if self._sent >= self._pace:
@@ -593,12 +613,12 @@ class QdrantWriting(Writing):
             self._sent = 0
         self._sent += len(batch.ids)
         shard_key = batch.place
-        found = values_of(self.version, batch.vectors, offsets)
-        values = dict(zip(batch.ids, found, strict=True))
+        stored = values_of(self.version, batch.vectors, offsets)
+        values = dict(zip(batch.ids, stored, strict=True))
 
         def change(ids: list[Id]) -> list[models.UpdateOperation]:
-            those = {key: values[key] for key in ids}
-            operations = set_values(self.version, those, shard_key)
+            chosen = {key: values[key] for key in ids}
+            operations = set_values(self.version, chosen, shard_key)
             return operations + delete_keys(self._dropped, shard_key, ids)
 
         size = len(batch.ids)
@@ -617,7 +637,7 @@ class QdrantWriting(Writing):
         return QdrantShare(self.store.url, self.version.model_dump_json())
 
     def _unless_overtaken(self, step: Callable[[QdrantVersion], Answer]) -> Answer:
-        """Return what `step` makes of the version, which another run may replace."""
+        """Return `step(version)`, and note if another run has replaced the version."""
         try:
             return step(self.version)
         except StoreError:
@@ -625,7 +645,10 @@ class QdrantWriting(Writing):
             raise
 
     def activate(self) -> None:
-        """Switch. What the version before has beside the points goes at last."""
+        """Calibrate the search, then switch to this version.
+
+        Last, delete the indexes, vectors and models of retired versions.
+        """
         self.wait()
         queries = choose_queries(self._model, self.store.scan())
         self.version = self._schema.finish(self.version, queries, self._progress)
@@ -635,8 +658,8 @@ class QdrantWriting(Writing):
             self.store.clear(self._progress)
 
     def _wait_for_clients(self) -> None:
-        """Wait until all have read the manifest again. Local mode has one client."""
-        if self._transport.is_local:
+        """Wait until all clients have read the manifest again."""
+        if self._transport.is_local:  # there are no other clients
             return
         end = time.monotonic() + metadata.MANIFEST_SECONDS
         self._transport.wait_until(
@@ -647,9 +670,10 @@ class QdrantWriting(Writing):
         )
 
     def close(self) -> None:
-        """End what is under way.
+        """End the writes under way.
 
-        What another run has taken out is taken out once more, with what came later.
+        If another run has removed this version meanwhile, delete the offsets that were
+        written after the removal.
         """
         try:
             if self._is_overtaken:

@@ -1,7 +1,7 @@
-"""Requests to a collection, and the meaning of answers and errors.
+"""Send requests to a collection, and interpret answers and errors.
 
-Requests are repeated while the server is away, and many run at once. `fault_of` gives
-the errors of qdrant-client one meaning for REST, gRPC and local mode.
+Requests are repeated while the server is away, and several run at once. `fault_of`
+classifies the errors of qdrant-client in the same way for REST, gRPC and local mode.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from hubplugin_qdrant.requests import nothing
 
 
 class Fault(Enum):
-    """The meaning of an error of the client; its values are statuses of REST and gRPC.
+    """The kind of an error of the client; the values are statuses of REST and gRPC.
 
-    MISSING: There is no such collection or point.
+    MISSING: The collection or the point does not exist.
     FORBIDDEN: The api key lacks a right.
     TOO_LARGE: The request, or its answer, is larger than the server or a proxy allows.
     LATE: The answer took too long; a smaller request may be answered in time.
-    LIMITED: The server limits the rate: of reads by requests, of writes by points.
+    LIMITED: The server limits the rate of read requests, or of written points.
     AWAY: The server cannot be reached, is restarting, or lacks a node.
-    REFUSED: Any other error that a server answers.
-    OTHER: An error that has nothing to do with a connection.
+    REFUSED: The server returned any other error.
+    OTHER: The error has nothing to do with a connection.
     """
 
     MISSING = (404, StatusCode.NOT_FOUND)
@@ -68,11 +68,11 @@ class Fault(Enum):
 
 
 PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
-"""Faults that may be over when the same request is made again."""
+"""The faults that may be over when the same request is repeated."""
 
 
 def fault_of(error: BaseException | None) -> Fault:
-    """Return the meaning of `error`."""
+    """Return the kind of `error`."""
     if isinstance(error, Refusal):
         return error.fault
     if isinstance(error, UnexpectedResponse):
@@ -91,7 +91,7 @@ def fault_of(error: BaseException | None) -> Fault:
         if isinstance(source, (httpx.TimeoutException, TimeoutError)):
             return Fault.LATE
         return Fault.AWAY
-    # Local mode raises a ValueError for a collection that is not there.
+    # Local mode raises a ValueError if a collection does not exist.
     if isinstance(error, ValueError) and "not found" in str(error):
         return Fault.MISSING
     return Fault.OTHER
@@ -105,15 +105,15 @@ def _fault_by_status(status: object) -> Fault:
 
 
 def require_finished(answer: Answer) -> Answer:
-    """Return `answer`.
+    """Return `answer`, unless it says that the write is still waiting.
 
-    Raises ResponseHandlingException, as a request without an answer does, if the write
-    still waits its turn: from 1.18 on a server says so after a minute.
+    A server from 1.18 on returns such an answer after a minute. Then this raises
+    ResponseHandlingException, like a request without an answer.
     """
     results = answer if isinstance(answer, list) else [answer]
     for result in results:
         status = str(getattr(result, "status", ""))
-        if status.lower().endswith("wait_timeout"):  # name or value of an enum
+        if status.lower().endswith("wait_timeout"):  # the name or the value of an enum
             waiting = TimeoutError("the server has not done it yet")
             raise ResponseHandlingException(waiting)
     return answer
@@ -125,13 +125,16 @@ ERRORS = (
     httpx.TransportError,
     UnexpectedResponse,
     RpcError,
-    ValueError,  # of local mode
+    ValueError,  # raised by local mode
 )
-"""The errors that a client raises if a server refuses, or does not answer."""
+"""The errors that a client raises if a server refuses a request or does not answer."""
 
 
 class Refusal(StoreError):
-    """An error of a client in one line that says what to do; `fault` is its meaning."""
+    """An error of a client as one line that says what to do.
+
+    fault: The kind of the error.
+    """
 
     def __init__(self, error: Exception, place: str, collection: str):
         self.fault = fault = fault_of(error)
@@ -155,7 +158,7 @@ class Refusal(StoreError):
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason that a server gives for `error`, in one line."""
+    """Return the server's reason for `error` in one line."""
     if isinstance(error, UnexpectedResponse):
         status = None
         if error.content.strip().startswith(b"{"):
@@ -171,25 +174,27 @@ Item = TypeVar("Item")
 
 
 BATCH = 2000
-"""Points read and written at a time, at most: fewer if their vectors are large."""
+"""The largest number of points read or written at a time, with small vectors."""
 
 FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
 
 BATCH_NUMBERS = 1_000_000
-"""Numbers read at a time: some 10 MB of JSON. By default a server accepts 32 MB."""
+"""The largest number of vector components read at a time, about 10 MB of JSON. By
+default, a server accepts 32 MB."""
 
 WRITERS = 4
-"""Writing requests under way at a time: enough that the server never waits for us."""
+"""The number of concurrent writing requests, enough to keep the server busy."""
 
 QUERIES_AT_ONCE = 64
-"""Queries in one request, at most."""
+"""The largest number of queries in one request."""
 
 RETRY_SECONDS = 60.0
-"""How long a request is repeated while the server does not answer, as in a restart."""
+"""How long a request is repeated while the server does not answer, for example during a
+restart."""
 
 LIMITED_SECONDS = 600.0
-"""How long a request is repeated while the server limits the rate, which it counts by
-the minute."""
+"""How long a request is repeated while the server limits the rate. Servers count the
+rate per minute."""
 
 SHORTEST_WAIT = 0.2
 LONGEST_WAIT = 10.0
@@ -197,30 +202,31 @@ LONGEST_WAIT = 10.0
 from twice SHORTEST_WAIT up to LONGEST_WAIT."""
 
 SERVER_SECONDS = 600.0
-"""How long a server may go on working after its answer, at an index or a vector."""
+"""How long a server may continue to work on an index or a vector after its answer."""
 
 SLOWEST_BUILD = 200.0
-"""Points a second: a graph may take SERVER_SECONDS, and a second more for each so many
-points. Two busy cores built graphs at 500 points a second."""
+"""The slowest expected build of a graph, in points per second. A graph may take
+SERVER_SECONDS plus the time at this rate. Two busy cores built graphs at 500 points per
+second."""
 
 POLL_SECONDS = 0.5
-"""The time between two looks whether a server has finished."""
+"""The time between two checks of whether a server has finished."""
 
 SILENT_SECONDS = 10.0
-"""After so long a wait without a progress callback, the log says what it is for."""
+"""The time after which a wait is logged, if there is no progress callback."""
 
 IdRange: TypeAlias = tuple[PointId | None, PointId | None]
-"""Ids from the first on and below the second; None for no bound."""
+"""A range of ids, first <= id < second; None for no bound."""
 
 EVERY_ID: IdRange = (None, None)
 
 logger = logging.getLogger("hubplugin.qdrant")
 
 Change: TypeAlias = Callable[[list[Id]], list[models.UpdateOperation]]
-"""Returns the operations that change points."""
+"""A function that returns the operations to change the given points."""
 
 MANY = 3
-"""Operations of a request from which on it does not wait for each of them."""
+"""The number of operations from which a request no longer waits for each of them."""
 
 
 FORMULAS = (1, 14)
@@ -229,14 +235,15 @@ offsets to scores."""
 
 
 class QdrantTransport:
-    """The requests of one store to `collection`, an alias until `open` is called.
+    """Sends the requests of one store to its collection.
 
-    Any error is a `Refusal`, of one line.
+    Errors of the client are raised as `Refusal`.
 
-    url: The name of the store in errors.
+    url: The name of the store in error messages.
+    collection: The name of the collection; it may be an alias until `open` is called.
     server: The version of the server, such as (1, 18).
-    strict: The limits of strict mode; empty ones if it is off.
-    dim: The numbers in each vector that is read; 1 until that is known.
+    strict: The limits of strict mode; without any limits if it is off.
+    dim: The dimension of the vectors to read; 1 until it is known.
     """
 
     def __init__(self, client: QdrantClient, url: str, collection: str):
@@ -251,9 +258,9 @@ class QdrantTransport:
         self._given_up = threading.Event()
 
     def open(self, collection: str) -> None:
-        """Use `collection`, the real name of the alias.
+        """Use `collection`, the real name behind a possible alias.
 
-        Raises StoreError if there is no such collection, or the server is too old.
+        Raises StoreError if the collection does not exist, or the server is too old.
         """
         name = self.collection
         self.collection = collection
@@ -280,7 +287,7 @@ class QdrantTransport:
             )
 
     def _take(self, info: models.CollectionInfo) -> None:
-        """Take in how the server describes the collection."""
+        """Keep the server's description of the collection, and reset the counts."""
         self.opened: models.CollectionInfo = info
         strict: Any = info.config.strict_mode_config
         if strict is None or not strict.enabled:
@@ -293,7 +300,7 @@ class QdrantTransport:
     def for_job(self) -> QdrantTransport:
         """Return a copy for one job.
 
-        It keeps the description and the number of points as they are at its start.
+        The copy keeps the description and the number of points from its start.
         """
         transport = copy.copy(self)
         transport._take(self.describe())
@@ -301,9 +308,9 @@ class QdrantTransport:
         return transport
 
     def count(self) -> int:
-        """Return how many points there are; in a job, how many there were at its start.
+        """Return the number of points; in a job, the number at its start.
 
-        It is an estimate if strict mode forbids exact counts.
+        The number is an estimate if strict mode forbids exact counts.
         """
         if self._counted is not None:
             return self._counted
@@ -311,7 +318,7 @@ class QdrantTransport:
         return int(self.ask("count", exact=exact).count)
 
     def ask(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Return what the client's `method` answers for the collection; see `retry`."""
+        """Call the client's `method` for the collection, as `retry` does."""
         call = getattr(self.client, method)
         return self.retry(method, call, self.collection, *args, **kwargs)
 
@@ -322,16 +329,16 @@ class QdrantTransport:
         *args: object,
         **kwargs: object,
     ) -> Answer:
-        """Return the answer to a request that does no harm if it is made twice.
+        """Make a request, repeat it while it fails, and return the answer.
 
-        It is repeated while its faults are `PASSING`, for RETRY_SECONDS or
-        LIMITED_SECONDS, or until `give_up`. Then the last error is raised, which says
-        what the client was `doing`.
+        The request must be harmless if it is made twice. It is repeated while its
+        faults are `PASSING`, for RETRY_SECONDS or LIMITED_SECONDS, or until `give_up`
+        is called. Then the last error is raised, with `doing` in the message.
         """
         given_up = self._given_up
         since = time.monotonic()
         longest = 2 * SHORTEST_WAIT
-        level = logging.WARNING  # the first time, and no more
+        level = logging.WARNING  # for the first failure only
         while True:
             try:
                 return require_finished(call(*args, **kwargs))
@@ -339,7 +346,7 @@ class QdrantTransport:
                 raise
             except ERRORS as error:
                 fault = fault_of(error)
-                # A limited request waits its turn among the others under way.
+                # A limited request may have to wait for others under way.
                 patience = LIMITED_SECONDS if fault is Fault.LIMITED else RETRY_SECONDS
                 is_over = time.monotonic() - since >= patience or given_up.is_set()
                 if fault not in PASSING or is_over:
@@ -365,16 +372,17 @@ class QdrantTransport:
         progress: Progress | None = None,
         points: int = 0,
     ) -> None:
-        """Wait for the server to finish its work, but no longer than it may take.
+        """Wait until the server has finished its work, or until a time limit.
 
-        An interrupt loses nothing: the next run goes on from here.
+        Nothing is lost if the wait is interrupted: the next run continues from here.
 
         Args:
-            is_done: Asks the server whether the work is finished.
+            is_done: A function that asks the server if the work is finished.
             name: The name of the work, for the log.
-            otherwise: What the log says if the work does not finish in time.
-            progress: Is told the seconds. Without it a long wait is logged once.
-            points: How many points a graph is built of; the wait is longer for many.
+            otherwise: The consequence to log if the work does not finish in time.
+            progress: A callback for the seconds. Without it, a long wait is logged.
+            points: The number of points in a graph that is built. More points allow a
+                longer wait.
         """
         since = time.monotonic()
         patience = SERVER_SECONDS + points / SLOWEST_BUILD
@@ -399,15 +407,15 @@ class QdrantTransport:
             time.sleep(POLL_SECONDS)
 
     def describe(self) -> models.CollectionInfo:
-        """Ask the server to describe the collection as it is now."""
+        """Return the server's current description of the collection."""
         info: models.CollectionInfo = self.ask("get_collection")
         return info
 
     def require_right_to_write(self, collection: str) -> None:
         """Raise StoreError if the api key may not write to `collection`.
 
-        Ask the server to delete a point that is not there. It checks the key first, so
-        a refusal for any other reason means that the key may write.
+        This asks the server to delete a point that does not exist. The server checks
+        the key first, so a refusal for any other reason means that the key may write.
         """
         doing = "asking whether it may be written to"
         try:
@@ -417,21 +425,21 @@ class QdrantTransport:
                 raise
 
     def flush(self, shard_key: ShardKey = None) -> None:
-        """Wait until all writes are done that were sent so far, by anybody.
+        """Wait until all writes sent so far, by any client, are done.
 
-        If points are sharded by keys, this holds for the shards of `shard_key` only.
+        If points are sharded by keys, wait for the shards of `shard_key` only.
         """
         self.ask("delete", nothing(shard_key))
 
     def flush_all(self) -> None:
-        """Flush the shards of every key."""
+        """Wait until all writes sent so far are done on every shard."""
         for shard_key in self.points_of_shards() or [None]:
             self.flush(shard_key)
 
     def points_of_shards(self) -> dict[Id, int]:
-        """Return about how many points each shard key has.
+        """Return an estimate of the number of points of each shard key.
 
-        It is empty if points are not sharded by keys.
+        The result is empty if points are not sharded by keys.
         """
         if self.opened.config.params.sharding_method != models.ShardingMethod.CUSTOM:
             return {}
@@ -452,15 +460,15 @@ class QdrantTransport:
         """Yield all points, page by page, in the order of ids.
 
         Args:
-            with_vectors, with_payload: The fields to read, as `scroll` takes them.
-            between: The range of ids; by default all.
+            with_vectors, with_payload: The fields to read, as in `scroll`.
+            between: The range of ids; by default, all ids.
         """
         offset, end = between
         more = True
         while more:
             began = time.monotonic()
-            # Servers compress their answers, and compressing vectors takes longer than
-            # sending them as they are.
+            # Ask for uncompressed answers: compressing vectors takes longer than
+            # sending them.
             with headers({"accept-encoding": "identity"}):
                 records, offset = self.ask(
                     "scroll",
@@ -479,15 +487,15 @@ class QdrantTransport:
             yield records
 
     def seconds_to_read(self) -> float:
-        """Return how long reading all points takes, by what this job has read."""
-        seconds = self._seconds_read / max(self._points_read, 1)
-        return seconds * self.count()
+        """Estimate the time to read all points from the reads of this job so far."""
+        seconds_per_point = self._seconds_read / max(self._points_read, 1)
+        return seconds_per_point * self.count()
 
     @property
     def page_size(self) -> int:
-        """Points read and written at a time, at most, which strict mode may limit."""
-        # The limit is in points a minute, and a request that exceeds it is repeated as a
-        # whole. A thirtieth of it is two seconds' worth, so little is repeated.
+        """The largest number of points to read or write at a time."""
+        # The rate limit is in points per minute, and a request that exceeds it is
+        # repeated as a whole. A thirtieth of it, two seconds' worth, repeats little.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
             BATCH_NUMBERS // self.dim,
@@ -500,9 +508,9 @@ class QdrantTransport:
     def answers(
         self, requests: list[models.QueryRequest], search: Callable[..., Any]
     ) -> list[models.QueryResponse]:
-        """Return the answers to `requests`, sent as many at a time as the server takes.
+        """Return the answers to `requests`, sent in batches that the server accepts.
 
-        search: `query_batch_points` of a client, plain or corrected.
+        search: The method `query_batch_points` of a plain or corrected client.
         """
         size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
         answers: list[models.QueryResponse] = []
@@ -511,10 +519,10 @@ class QdrantTransport:
         return answers
 
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
-        """Start to `change` points of this shard key, in the order of these calls.
+        """Start to `change` points of this shard key, in the order of calls.
 
-        If too many writes wait their turn, wait for the first one. An error of a write
-        is raised by a later call of `send` or `wait`.
+        If too many writes are pending, wait for the first one. A later call of `send`
+        or `wait` raises the error of a failed write.
         """
         if self._writers is None:
             self._send(points, change, shard_key)
@@ -525,14 +533,14 @@ class QdrantTransport:
         self._under_way.append(future)
 
     def wait(self) -> None:
-        """Wait until all items are written that `send` was given."""
+        """Wait until all changes passed to `send` are written."""
         while self._under_way:
             self._under_way.popleft().result()
 
     def give_up(self) -> None:
         """Cancel the writes that have not begun, and wait for the others.
 
-        These are not repeated any more.
+        From now on, the others are not repeated if they fail.
         """
         self._given_up.set()
         while self._under_way:
@@ -542,13 +550,14 @@ class QdrantTransport:
         self._given_up = threading.Event()
 
     def _send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
-        """Change `points`.
+        """Change `points`, or those that still exist.
 
-        A server refuses all of them if a point is gone: then change those that are
-        left.
+        A server refuses the whole request if one point is gone. Then the request is
+        repeated for the remaining points.
         """
         operations = change(points)
-        # A server waits after each operation: send many without waiting, and flush once.
+        # A server waits after each operation. So send many operations without waiting,
+        # and flush once.
         wait = self.is_local or len(operations) < MANY
         try:
             self.ask("batch_update_points", operations, wait=wait)
@@ -560,15 +569,15 @@ class QdrantTransport:
                 raise
             records = self.ask("retrieve", ids=points, with_payload=False)
             found = {plain_id(record.id) for record in records}
-            left = [point for point in points if point in found]
-            if len(left) == len(points):
+            remaining = [point for point in points if point in found]
+            if len(remaining) == len(points):
                 raise
-            if left:
-                self._send(left, change, shard_key)
+            if remaining:
+                self._send(remaining, change, shard_key)
 
 
 def as_hits(found: Iterable[list[models.ScoredPoint]]) -> Hits:
-    """Return the points that each query has `found`."""
+    """Return the points `found` by each query as `Hits`."""
     rows = list(found)
     return Hits(
         [[plain_id(point.id) for point in row] for row in rows],
@@ -577,19 +586,19 @@ def as_hits(found: Iterable[list[models.ScoredPoint]]) -> Hits:
 
 
 def plain_id(point: Id | uuid.UUID) -> Id:
-    """Return the id of a point as a number or text."""
+    """Return the id of a point as an int or str."""
     return point if isinstance(point, int) else str(point)
 
 
 def rank(point: PointId) -> tuple[int, int]:
-    """Return a key that sorts ids as a server lists them: numbers, then UUIDs."""
+    """Return a key that sorts ids in the order of a server: numbers, then UUIDs."""
     if isinstance(point, int):
         return (0, point)
     return (1, uuid.UUID(str(point)).int)
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield `items` in lists of `size`, the last one maybe shorter."""
+    """Yield `items` in lists of `size`; the last list may be shorter."""
     stream = iter(items)
     while chunk := list(itertools.islice(stream, size)):
         yield chunk

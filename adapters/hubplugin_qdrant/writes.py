@@ -1,10 +1,10 @@
-"""The operations of a corrected client that write points, and those on collections.
+"""The operations of a corrected client that write points or change collections.
 
-One rule: the plain client writes what it is given, in whatever form. Then the points
-that were touched are read by their ids, and the offsets that they lack are computed and
-written. Points that are plain structures bring their offsets along, so an insert is
-corrected from its first moment on. Any other point is neutral, or has the offset of its
-old vector, until the same call ends.
+First, the plain client writes the points in any form that it accepts. Then the touched
+points are read by their ids, and missing offsets are computed and written. Points that
+are plain structures are written with their offsets, so an insert is corrected from the
+start. Until the call ends, any other point has no offset, or the offset of its old
+vector.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from hubplugin_qdrant.requests import nothing
 from hubplugin_qdrant.transport import PASSING, Fault, chunks, fault_of
 
 AT_ONCE = 256
-"""Points whose offsets are computed and written together. With more, the time for each
-no longer falls."""
+"""The number of points whose offsets are computed and written together. A larger number
+does not reduce the time per point."""
 
 PART = 10_000
-"""Points of an upload that are sent before the manifest is looked at again."""
+"""The number of points of an upload between two checks of the manifest."""
 
 Models: TypeAlias = Sequence[tuple[QdrantVersion, OffsetModel]]
 
@@ -47,8 +47,8 @@ Touched: TypeAlias = tuple[list[PointId], ShardKey]
 def _write_points(name: str) -> OfClient:
     """Return the operation of the method `name`, which writes points.
 
-    Plain structures in a list bring their offsets along. Other points get theirs
-    afterwards.
+    Plain structures in a list are written with their offsets. Other points get their
+    offsets afterwards.
     """
 
     def write_points(
@@ -71,7 +71,10 @@ def _write_points(name: str) -> OfClient:
 def with_offsets(
     points: list[Any], versioned_models: Models
 ) -> tuple[list[Any], list[PointId]]:
-    """Return `points`, plain ones with their offsets, and the ids of the others."""
+    """Add offsets to the plain structures in `points`.
+
+    Returns all points, and the ids of the points without offsets.
+    """
     plain = [point for point in points if _is_plain(point, versioned_models)]
     stored = offsets.compute_stored(plain, versioned_models)
     ready = {
@@ -84,11 +87,11 @@ def with_offsets(
 
 
 def _is_plain(point: Any, versioned_models: Models) -> bool:
-    """Return True if `point` can bring its offset along.
+    """Return True if `point` can be written with its offsets.
 
-    It must be a structure whose vectors need no embedding. If offsets lie in payloads,
-    it must have a payload of its own: for a point without one, server 1.14 keeps the
-    payload that it had before.
+    It must be a structure whose vectors need no embedding. With offsets in payloads, it
+    must also have a payload: if an upsert has none, server 1.14 keeps the old payload
+    of the point.
     """
     if type(point) is not models.PointStruct:
         return False
@@ -116,8 +119,10 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Upload by the plain client, and give offsets to the points whose ids it asked
-    for."""
+    """Upload by the plain client, then write the offsets of the uploaded points.
+
+    A wrapper around the ids notes which of them the plain client has read.
+    """
     name = arguments["collection_name"]
     cached = yield from cache.lookup(name)
     if cached.manifest is None:
@@ -129,27 +134,28 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     ids = plain_client.listen(arguments.get("ids"), heard)
     touched = [(heard, arguments.get("shard_key_selector"))]
 
-    def bring_offsets(
+    def write_offsets(
         cache: CorrectionCache, cached: CachedManifest, flush: Arguments
     ) -> Operation[Any]:
         plain = Call(cache.raw.delete, **flush)
         return (yield from _then(cache, cached, plain, touched, touched))
 
-    bring = corrected(bring_offsets, "delete")
+    # Deleting nothing waits for the upload. Only this step is repeated on a change.
+    finish = corrected(write_offsets, "delete")
     flush = {"collection_name": name, "points_selector": nothing()}
     try:
         yield Call(cache.raw.upload_collection, **arguments | {"ids": ids})
     except Exception:
         with suppress(Exception):
-            yield from bring(cache, flush)
+            yield from finish(cache, flush)
         raise
-    yield from bring(cache, flush)
+    yield from finish(cache, flush)
 
 
 def _change(name: str, selector: str = "points") -> OfClient:
     """Return the operation of the method `name`, which may drop offsets.
 
-    selector: The argument that chooses the points, or that has the operations to do.
+    selector: The argument that selects the points, or that lists update operations.
     """
 
     def change(
@@ -192,18 +198,21 @@ def _then(
     touched: list[Touched],
     lacking: list[Touched],
 ) -> Operation[Any]:
-    """Return the answer to the call `plain`, once all points `touched` have offsets.
+    """Make the call `plain`, then write offsets. Return the answer to the call.
 
-    If the manifest is unchanged, only points `lacking` need them: the others brought
-    them along. If it has changed, all points touched need those of the new version. No
-    point is missed: a job writes the manifest first and reads the points then, so a
-    point written earlier is seen by the job, and a point written later here.
+    If the manifest is unchanged, only the points `lacking` offsets need them: the other
+    points were written with offsets. If it has changed, all points `touched` need the
+    offsets of the new version.
+
+    No point is missed, because a job writes the manifest before it reads the points.
+    The job sees every point that was written earlier. For a point written later, the
+    changed manifest is seen here.
     """
     try:
         result = yield plain
     except Exception as error:
         if fault_of(error) not in PASSING:
-            # A write that is refused for one point may have been done for others.
+            # A write refused because of one point may have changed others.
             with suppress(Exception):
                 yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
@@ -214,7 +223,7 @@ def _then(
         if (yield from cache.is_unchanged(name, cached)):
             break
         now = yield from cache.lookup(name, cached)
-        # If an alias was moved meanwhile, the write may have gone to either collection.
+        # If an alias was moved meanwhile, either collection may have got the write.
         for collection in {now.collection, cached.collection}:
             current = now
             if collection != now.collection:
@@ -228,10 +237,9 @@ def _then(
 def _select(
     cache: CorrectionCache, cached: CachedManifest, points: Any, shard_key: ShardKey
 ) -> Operation[Touched]:
-    """Return the ids of `points`, in any form that the client takes, and their shard
-    key.
+    """Return the ids and the shard key of `points`, in any form that a client accepts.
 
-    The points of a filter are those that match now.
+    A filter selects the points that match it now.
     """
     if shard_key is None:
         shard_key = field_of(points, "shard_key")
@@ -264,11 +272,11 @@ def _refresh(
     touched: list[Touched],
     has_waited: bool,
 ) -> Operation[None]:
-    """Give the points `touched` the offsets of the vectors that they have now.
+    """Compute and write the offsets of the points `touched` for their current vectors.
 
     Offsets of other versions are deleted.
 
-    has_waited: True if the writes that were sent before are done.
+    has_waited: True if all writes sent before are done.
     """
     if not any(ids for ids, _ in touched):
         return
@@ -278,7 +286,7 @@ def _refresh(
     try:
         versioned_models = yield from cache.read_models(cached)
         if not has_waited:
-            # Deleting nothing waits for all writes that were sent before.
+            # Deleting nothing waits for all writes sent before.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
             for ids in chunks(dict.fromkeys(points), AT_ONCE):
@@ -304,15 +312,16 @@ def _refresh(
                         wait=True,
                     )
     except Exception as error:
-        # MISSING: the collection is gone, and its points with it.
+        # A missing collection needs no offsets.
         if fault_of(error) is not Fault.MISSING:
             raise
 
 
 def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
-    """Return the operation of the method `name`, after which the cache is empty.
+    """Return the operation of the method `name`, which also clears the cache.
 
-    deletes: True if the method deletes the collection: then its metadata goes, too.
+    deletes: True if the method deletes the collection. Then the operation also deletes
+        the metadata collection.
     """
 
     def operation(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
