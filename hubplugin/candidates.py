@@ -41,11 +41,13 @@ BYTES_PER_TARGET = 50
 """The approximate size of an offset in the log."""
 
 MARK = "hubplugin"
-"""The key in the metadata of a place that a correction has made. Its value in the place
-of the manifest is the manifest."""
+"""The metadata key that marks a place as created by a correction.
+
+In the manifest's place, its value is the manifest.
+"""
 
 REQUEST = 20_000
-"""The maximum candidates per request. A store's SQLite takes at most 32,766 ids."""
+"""The maximum number of candidates per request: SQLite accepts at most 32,766 ids."""
 
 
 class CandidateVersion(Version):
@@ -162,7 +164,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def make_place(self, name: str, mark: str) -> Any:
-        """Create a place with a mark, or replace the mark of ours, in one step."""
+        """Create a place with a mark, or replace a correction's mark, in one step."""
 
     @abstractmethod
     def mark(self, place: Any) -> str | bytes | None:
@@ -170,7 +172,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def read_texts(self, place: Any, start: int) -> list[str]:
-        """Return the texts of a place, in order, from number `start`."""
+        """Return the texts of a place from number `start` on, in order."""
 
     @abstractmethod
     def append_text(self, place: Any, text: str) -> None:
@@ -188,7 +190,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return place
 
     def read_log(self, name: str, start: int = 0) -> list[str]:
-        """Return the texts that were appended to a place, in order, from number `start`."""
+        """Return the texts appended to a place from number `start` on, in order."""
         place = self.open_place(name)
         return [] if place is None else self.read_texts(place, start)
 
@@ -386,7 +388,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         model = self.model(version)
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
-        raw_ranks = list[int]()  # of the corrected top ten of all queries, from 0
+        raw_ranks = list[int]()  # from 0, of every query's corrected top ten
         for found in self._find(snapshot, queries, most, self.fetch):
             raw_ranks.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
         last = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
@@ -396,7 +398,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 def plain_batch(
     ids: Sequence[Id], vectors: np.ndarray, values: Sequence[Value] | None = None
 ) -> Batch:
-    """Return targets with `vectors` [b, d], and without offsets."""
+    """Return a batch of targets with `vectors` [b, d] but without offsets."""
     vectors = np.asarray(vectors, np.float32)
     offsets = np.full(len(vectors), np.nan, np.float32)
     return Batch(ids, vectors, offsets, values=values)
@@ -409,7 +411,7 @@ def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]
 
 
 class CandidateWriting(Writing):
-    """The offsets of a model on their way into the log of `version`."""
+    """A run that writes a model's offsets to the log of `version`."""
 
     def __init__(self, store: CandidateStore, version: CandidateVersion, found: Found):
         self._store = store

@@ -1,6 +1,6 @@
-"""hubplugin for Chroma: offsets in a collection beside the one that they correct.
+"""hubplugin for Chroma: keeps offsets in a collection beside the corrected one.
 
-`HubCollection` is a `Collection` that ranks its candidates by them.
+`HubCollection` is a `Collection` that reranks candidates with the offsets.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ __all__ = ["HubCollection", "open_store"]
 def open_store(client: ClientAPI, collection: chromadb.Collection) -> ChromaStore:
     """Open a collection as a store for the jobs of `hubplugin`.
 
-    It is for a program that has a client. Elsewhere `hubplugin.open_store` takes a URL.
+    Use it in a program that has a client. Otherwise, pass a URL to
+    `hubplugin.open_store`.
 
     Args:
         client: The client of `collection`.
-        collection: The collection that is corrected; nothing is written to it.
+        collection: The collection to correct. Nothing is written to it.
 
     Raises:
         StoreError: The collection cannot carry offsets.

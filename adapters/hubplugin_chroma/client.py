@@ -1,4 +1,4 @@
-"""A Chroma collection that answers corrected."""
+"""A Chroma collection with corrected searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
 
 def with_offsets(write: Any) -> Any:
-    """Return the method `write` of a collection, after which targets get offsets."""
+    """Wrap the method `write` of a collection so that it also updates offsets."""
 
     @functools.wraps(write)
     def run(self: HubCollection, ids: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,13 +26,13 @@ def with_offsets(write: Any) -> Any:
 
 
 class HubCollection(chromadb.Collection):
-    """A collection that is searched corrected once a correction is applied to it.
+    """A collection with corrected searches once a correction is applied to it.
 
         photos = HubCollection(client, client.get_collection("photos"))
         photos.query(query_embeddings=[vector], n_results=10)
 
-    Distances are less the offset, with l2 less twice the offset. What others switched
-    or refreshed is looked up once a second.
+    Corrected distances are reduced by the offset, or by twice the offset for l2.
+    Changes made by other processes take effect within a second.
     """
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection):

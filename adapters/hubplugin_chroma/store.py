@@ -2,10 +2,10 @@
 
 Its URL is `chroma:FOLDER/COLLECTION` or `chroma://HOST:8000/COLLECTION`.
 
-The offsets of `photos` lie in the collection `photos--hub-WORD`, their model in
-`photos--hub-WORD-model`. The manifest is metadata of the collection `photos--hub`, so
-that one request switches. `photos` itself is never written to: a kill while Chroma
-writes to a collection can leave it so that Chroma never reads it again.
+For a collection `photos`, the offsets are in the collection `photos--hub-WORD` and the
+model is in `photos--hub-WORD-model`. The manifest is in the metadata of the collection
+`photos--hub`, so a switch takes one request. Nothing is written to `photos`: if Chroma
+is killed while it writes to a collection, the collection may become unreadable.
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ from hubplugin.metric import Metric
 from hubplugin.store import Batch, ErrorTranslator, Id
 
 BATCH = 500
-"""Targets in one request: a server refuses requests of more than some 32 MB."""
+"""The number of targets per request. A server rejects requests above about 32 MB."""
 
 NEVER = 1_000_000_000
-"""So many records that Chroma never writes an index of a collection of ours: we need
-none, and a kill during that write would leave the collection unreadable."""
+"""A number of records that the collections of a correction never reach.
+
+Chroma writes an index only from this number on. Offsets need no index, and a kill
+during that write would make the collection unreadable.
+"""
 
 COLUMNS = ("ids", "distances", "embeddings", "documents", "uris", "metadatas")
-"""The fields in the answer to a query of Chroma."""
+"""The fields in Chroma's response to a query."""
 
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
 
 
 class ChromaStore(CandidateStore):
-    """See `hubplugin.store.Store`."""
+    """A Chroma collection as a store. See `hubplugin.store.Store` for its methods."""
 
     shared = True
     joint = "-"
@@ -128,9 +131,11 @@ class ChromaStore(CandidateStore):
         return sorted(set().union(*filter(None, page["metadatas"])))
 
     def bring_up_to_date(self, ids: str | list[str]) -> None:
-        """Write the offsets of the targets `ids`, one or several, by their vectors now.
+        """Write the offsets of targets, computed from their current vectors.
 
-        Without a correction there is nothing to write.
+        Do nothing without a correction.
+
+        ids: One id, or several.
         """
         snapshot = self.look(anew=True)
         version = snapshot.version
@@ -199,9 +204,9 @@ def read_pages(
 
 
 def as_candidates(answer: Mapping[str, Any]) -> list[Candidates]:
-    """Return the answer to a query of Chroma as candidates for each vector.
+    """Convert Chroma's response to a query into candidates for each query vector.
 
-    Fields that are None are left out.
+    Fields that are None are omitted.
     """
     columns = {name: answer[name] for name in COLUMNS if answer[name] is not None}
     return [

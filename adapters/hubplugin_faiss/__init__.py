@@ -1,6 +1,6 @@
-"""hubplugin for Faiss: an index goes in, and a corrected one of the same d comes out.
+"""hubplugin for Faiss: turns an index into a corrected index of the same d.
 
-Plain Faiss searches it.
+Plain Faiss searches the corrected index.
 """
 
 from hubplugin_faiss.certified_search import CorrectedSearch
@@ -20,5 +20,7 @@ __all__ = [
 ]
 
 vectors_in = Gallery
-"""What `hubplugin.vectors.as_vectors` reads an index by: so one may be passed wherever
-vectors are."""
+"""The class with which `hubplugin.vectors.as_vectors` reads an index.
+
+So an index can be passed wherever vectors are expected.
+"""

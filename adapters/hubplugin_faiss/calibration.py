@@ -1,6 +1,7 @@
-"""What an index loses by its correction, found by searching it.
+"""Measures how much recall an index loses through its correction.
 
-Queries of the bank tell. A loss is warned of, or refused where it is too much.
+The index is searched with queries from the bank. A loss leads to a warning, and a large
+loss to an error.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ from hubplugin_faiss.objects import name_of, parts, reason
 from hubplugin_faiss.scale import IndexScale
 
 QUERIES = 400
-"""Bank queries that are tried."""
+"""The maximum number of bank queries to search with."""
 
 K = 10
-"""Results of each."""
+"""The number of results for each query."""
 
 WORK = 4e11
-"""Fewer queries are tried, down to a tenth, where all would take more products than
-this with the gallery: some ten seconds of one core. An exhaustive index for which a
-tenth is too much is not tried."""
+"""The maximum number of products with the gallery, about ten seconds of one core.
+
+The number of queries is reduced to stay below it, but to a tenth at most. An exhaustive
+index for which a tenth of the queries is too much work is not searched.
+"""
 
 TOLERATED = 0.01
-"""The largest loss of recall@10 without a warning; codes in a row lose no more."""
+"""The largest loss of recall@10 without a warning. It is also the limit for contiguous
+codes."""
 
 PROMISED = 0.05
-"""The largest loss that is not refused where inverted lists or a graph find targets."""
+"""The largest loss of recall@10 without an error for inverted lists and graphs."""
 
 
 def require_recall(
@@ -43,29 +47,28 @@ def require_recall(
     scale: IndexScale,
     force: bool = False,
 ) -> None:
-    """Compare the recall@10 of both indexes, as they are set to search.
+    """Compare the recall@10 of both indexes, with their current search settings.
 
-    All targets are ranked exactly, by the vectors that the index itself reconstructs:
-    what its codes lose of a vector counts in neither ranking. A bank that is too small
-    says nothing, and an exhaustive index that is too large is not tried. A loss that is
-    not refused is a warning.
+    The true results come from exact rankings of the reconstructed vectors, so the
+    errors of codes count in neither ranking. Nothing is compared if the bank is too
+    small or an exhaustive index is too large. A loss without an error gives a warning.
 
     Args:
-        raw, upgraded: Handlers of the index without offsets and with them.
-        model: Has the bank and the offsets.
+        raw, upgraded: The handlers of the index without and with offsets.
+        model: The model with the bank and the offsets.
         scale: The scale on which `upgraded` holds the offsets.
-        force: Only warn.
+        force: True to only warn.
 
     Raises:
-        CorrectionRefused: `upgraded` loses more than is promised for the type of `raw`.
+        CorrectionRefused: `upgraded` loses more recall than the type of `raw` may lose.
     """
-    most = min(WORK / (raw.count * raw.index.d), QUERIES)
-    least = QUERIES / 10
-    if raw.exhaustive:  # it reads all its codes for each query
-        most = min(most, QUERIES / 4)
-        if most < least:
+    affordable = min(WORK / (raw.count * raw.index.d), QUERIES)
+    fewest = QUERIES / 10
+    if raw.exhaustive:  # each search reads all codes
+        affordable = min(affordable, QUERIES / 4)
+        if affordable < fewest:
             return
-    queries = bank_queries(model, int(max(most, least)))
+    queries = bank_queries(model, int(max(affordable, fewest)))
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
@@ -77,8 +80,8 @@ def require_recall(
         return
     promised = TOLERATED
     advice = ""
-    wide = faiss.IndexIVF | faiss.IndexHNSW
-    if any(isinstance(part, wide) for part in parts(raw.index)):
+    approximate = faiss.IndexIVF | faiss.IndexHNSW
+    if any(isinstance(part, approximate) for part in parts(raw.index)):
         promised = PROMISED
         advice = "; a larger nprobe, efSearch or k_factor finds more"
     found = (
@@ -98,12 +101,12 @@ def require_recall(
 def measure_recall(
     index: faiss.Index, queries: np.ndarray, truth: np.ndarray
 ) -> np.ndarray:
-    """Return the share of `truth` [m, k] that the index finds for each query: [m].
+    """Return the share of the true results that the index finds for each query: [m].
 
     Args:
-        index: The index as users search it.
-        queries: [m, d], asked one at a time as users ask.
-        truth: The ids that an exact search finds.
+        index: The index that users search.
+        queries: The queries, [m, d]. They are searched one at a time, as users do.
+        truth: The ids found by an exact search, [m, K].
     """
     shares = []
     try:
@@ -127,13 +130,14 @@ def exact_rankings(
     """Rank all targets exactly, without offsets and with them.
 
     Args:
-        raw: Knows what its codes make of a zero vector.
-        upgraded: Reconstructs the targets and their offsets.
-        model, scale: The model, and the scale on which `upgraded` holds its offsets.
-        queries: [m, d], as users ask them.
+        raw: The handler of the raw index, which recognises coded zero vectors.
+        upgraded: The handler that reconstructs the targets and their offsets.
+        model: The model.
+        scale: The scale on which `upgraded` holds the model's offsets.
+        queries: The raw queries, [m, d].
 
     Returns:
-        Two rankings, of ids: int64 [m, K] each.
+        The ids of the best targets without and with offsets, int64 [m, K] each.
     """
     metric = upgraded.metric
     augmented = augment_queries(model.queries(queries), metric)

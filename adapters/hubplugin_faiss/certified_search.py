@@ -1,6 +1,6 @@
-"""Corrected search over an index that stays as it is.
+"""Corrected search over an index that is not changed.
 
-Fetch more, rank again, and know when the result is exact.
+It fetches more candidates than requested, reranks them, and certifies exact results.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hubplugin_faiss.index import require_offsets
 from hubplugin_faiss.objects import normalises_queries, parts
 
 GROWTH = 4
-"""By how much more is fetched each time, until results are certain."""
+"""The factor by which the number of candidates grows until results are certain."""
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Results of `CorrectedSearch.search_certified`.
+    """The results of `CorrectedSearch.search_certified`.
 
-    scores, ids: [m, k], as Faiss gives them.
-    certified: True where they are certain to be the k best of the corrected ranking
-        [m].
-    fetched: How many candidates that took [m].
+    scores, ids: The results in Faiss's format, [m, k].
+    certified: True for a query whose results are certain to be the k best of the
+        corrected ranking, [m].
+    fetched: The number of candidates fetched for each query, [m].
     """
 
     scores: np.ndarray
@@ -37,28 +37,29 @@ class Certified:
 
 
 class CorrectedSearch:
-    """`search(x, k)` by corrected scores over an index that stays as it is.
+    """Searches an index by corrected scores without changing it.
 
-    If the L best candidates end at similarity s_L, no other target can score more than
-    s_L + M, M the largest offset. Of a model that maps queries, these are similarities
-    to the mapped query, which the index is searched with. Answers are certified once
-    their k-th corrected score reaches that bound. Until then more candidates are
-    fetched, four times as many each time. The certificate holds for an exact index; an
-    approximate one may miss what its raw search misses.
+    If s_L is the similarity of the last of the L best candidates, no other target can
+    score more than s_L + M, where M is the largest offset. If the model maps queries,
+    the index is searched with the mapped query, and these are similarities to it.
+    Results are certified once the k-th corrected score reaches that bound. Until then,
+    four times as many candidates are fetched each time. The certificate holds for an
+    exact index. An approximate index may miss the same targets as in its raw search.
 
-    Codes without room for an offset (RaBitQ, LSH, additive quantisers) score so roughly
-    that offsets drown in their errors. With `vectors`, they find candidates, which are
-    ranked by their true similarities.
+    Codes without room for an offset (RaBitQ, LSH, additive quantisers) have errors much
+    larger than the offsets. With `vectors`, such an index only finds candidates, which
+    are then ranked by their true similarities.
 
     Args:
-        index: A faiss.Index by inner product or L2, on a CPU or a GPU, whose ids are
+        index: A faiss.Index with inner product or L2, on a CPU or a GPU, whose ids are
             0 ... n - 1.
-        correction: Offsets [n], or an `OffsetModel`.
-        targets: The gallery [n, d] that a model needs; by default `vectors`.
-        vectors: The originals of the entries [n, d]. Candidates are ranked by these
-            instead of the index's own scores. LSH needs them: it scores by bits that
-            differ, which are no similarities.
-        limit: The most candidates fetched for a query.
+        correction: The offsets [n], or an `OffsetModel`.
+        targets: The gallery [n, d] for which a model computes offsets. By default
+            `vectors`.
+        vectors: The original vectors of the entries, [n, d]. Candidates are ranked by
+            them instead of by the index's scores. They are required for LSH, which
+            scores by the number of different bits and not by similarities.
+        limit: The maximum number of candidates fetched for a query.
 
     Raises:
         InputError: Offsets, targets or vectors do not fit each other or the index.
@@ -87,19 +88,19 @@ class CorrectedSearch:
         if isinstance(correction, OffsetModel) and correction.query_map is not None:
             self._map = correction
         self._scores_bits = any(isinstance(p, faiss.IndexLSH) for p in parts(index))
-        self._require_ranks(faiss.downcast_index(index))
-        if targets is None:
-            targets = self._vectors
+        self._refuse_unrankable(faiss.downcast_index(index))
         self._count = int(index.ntotal)
-        self._offsets = self._read(correction, targets)
         if self._vectors is not None:
             shape = [self._vectors.rows, self._vectors.dim]
             expected = [self._count, index.d]
             if shape != expected:
                 raise InputError(f"vectors have shape {shape}: expected {expected}")
+        if targets is None:
+            targets = self._vectors
+        self._offsets = self._read_offsets(correction, targets)
 
-    def _require_ranks(self, index: faiss.Index) -> None:
-        """Raise InputError unless what `index` returns can be ranked again."""
+    def _refuse_unrankable(self, index: faiss.Index) -> None:
+        """Raise InputError if the results of `index` cannot be reranked."""
         if self._map is not None and normalises_queries(index):
             raise refuse_query_map("an index that normalises queries (L2norm)")
         if isinstance(index, faiss.IndexIDMap):
@@ -114,13 +115,13 @@ class CorrectedSearch:
                 "originals, vectors="
             )
 
-    def _read(
+    def _read_offsets(
         self, correction: OffsetsLike | OffsetModel, targets: VectorLike | None
     ) -> np.ndarray:
         """Return the offset of each target: float32 [n]."""
         if not isinstance(correction, OffsetModel):
             offsets = require_offsets(correction, self._count, "the index")
-            return offsets.copy()  # the caller's may change
+            return offsets.copy()  # the caller may change the array
         if targets is None:
             raise InputError(
                 "OffsetModel needs to know the gallery: pass targets= or vectors="
@@ -136,29 +137,29 @@ class CorrectedSearch:
         """Search by the corrected ranking.
 
         Args:
-            x: Queries [m, d].
-            k: How many results of each.
+            x: The queries, [m, d].
+            k: The number of results for each query.
 
         Returns:
-            Corrected scores and ids [m, k], as Faiss gives them: inner products, larger
-            first, or squared distances, smaller first, with 2 * offset taken off.
+            The corrected scores and the ids in Faiss's format, [m, k]: inner products
+            plus the offset, largest first, or squared distances minus twice the offset,
+            smallest first.
 
         Raises:
-            InputError: For queries that cannot be used, or an index that was changed
-                meanwhile.
+            InputError: The queries cannot be used, or the index has changed.
         """
         answers = self.search_certified(x, k)
         return answers.scores, answers.ids
 
     def search_certified(self, x: np.ndarray, k: int) -> Certified:
-        """Search as `search` does.
+        """Search by the corrected ranking and certify the results.
 
         Args:
-            x: Queries [m, d].
-            k: How many results of each.
+            x: The queries, [m, d].
+            k: The number of results for each query.
 
         Returns:
-            The results, and a certificate for each query.
+            The results, with a certificate for each query.
         """
         queries = self._as_queries(x, k)
         scores = np.full((len(queries), k), -np.inf)
@@ -167,33 +168,33 @@ class CorrectedSearch:
         fetched = np.zeros(len(queries), np.int64)
         most = min(max(self._limit, k), self._count)
         fetch = min(GROWTH * k, most)
-        left = np.arange(len(queries))
-        while len(left):
-            answers = self._index.search(queries[left], fetch)
-            fetched[left] = fetch
-            goes_on = []
-            for query, raw, found in zip(left, *answers, strict=True):
+        pending = np.arange(len(queries))
+        while len(pending):
+            answers = self._index.search(queries[pending], fetch)
+            fetched[pending] = fetch
+            uncertain = []
+            for query, raw, found in zip(pending, *answers, strict=True):
                 rows = found[found >= 0]
                 best, names, bound = self._rank(queries[query], raw[: len(rows)], rows)
                 scores[query, : len(best)] = best[:k]
                 ids[query, : len(best)] = names[:k]
                 if len(rows) < fetch:
-                    continue  # the index probes too little, and would again
+                    continue  # the index found no more, and would not next time
                 certified[query] = fetch == self._count or best[k - 1] >= bound
                 if not certified[query]:
-                    goes_on.append(query)
+                    uncertain.append(query)
             if fetch == most:
                 break
-            left = np.array(goes_on, np.int64)
+            pending = np.array(uncertain, np.int64)
             fetch = min(GROWTH * fetch, most)
         if self._euclidean:
             scores *= -2
         return Certified(scores.astype(np.float32), ids, certified, fetched)
 
     def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
-        """Return queries as the index is searched with them.
+        """Return the queries for the search of the index: checked and mapped.
 
-        Raises InputError if they or `k` cannot be used, or the index has changed.
+        Raises InputError if they or `k` cannot be used, or if the index has changed.
         """
         queries = np.ascontiguousarray(x, np.float32)
         fits = queries.ndim == 2 and queries.shape[1] == self._index.d and k >= 1
@@ -214,10 +215,15 @@ class CorrectedSearch:
     def _rank(
         self, query: np.ndarray, raw: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return corrected scores and rows of candidates, best first, and an upper
-        bound for all other targets.
+        """Rerank the candidates for a query.
 
-        raw, rows: The candidates' scores and rows as the index returns them [b].
+        Args:
+            query: The query, [d].
+            raw, rows: The candidates' scores and rows from the index, [b].
+
+        Returns:
+            The corrected scores and the rows, best first, and an upper bound for the
+            scores of all other targets.
         """
         if not len(rows):
             return raw, rows, np.inf
@@ -241,8 +247,7 @@ class CorrectedSearch:
         return scores[order], rows[order], bound
 
     def _true_similarities(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the similarities of `query` [d] and the vectors `rows` [b]:
-        float64."""
+        """Return the similarities of `query` [d] to the vectors `rows` [b]: float64."""
         assert self._vectors is not None
         ascending, places = np.unique(rows, return_inverse=True)
         vectors = self._vectors.select(ascending)[places].astype(np.float64)

@@ -1,4 +1,4 @@
-"""A copy of an upgraded index, of parts that Faiss clones to a GPU."""
+"""Copies of upgraded indexes that Faiss can clone to a GPU."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from hubplugin_faiss.objects import (
 SQ = faiss.ScalarQuantizer
 
 PARTS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
-"""In how many parts, of 8 bits each, PQ codes lie on a GPU."""
+"""The numbers of 8-bit parts that PQ codes may have on a GPU."""
 
 
 def for_gpu(index: faiss.Index) -> faiss.Index:
     """Return a copy of an upgraded index that `faiss.index_cpu_to_gpu` takes.
 
-    Faiss's cloner knows no `CenteringTransform`. One `LinearTransform` with bias does
-    what all transforms before a part of the index do, somewhat slower on a CPU. PQ
-    codes get parts that hold 0, up to a number of parts that there is on a GPU. The
-    copy is for searches alone: keep the upgraded index to inspect, refresh or downgrade
-    it.
+    Faiss's cloner does not support `CenteringTransform`. In the copy, one
+    `LinearTransform` with bias replaces all transforms in front of a part of the index;
+    it is somewhat slower on a CPU. PQ codes are padded with parts of zeros, up to a
+    number of parts that GPUs support. Use the copy for searches only, and keep the
+    upgraded index to inspect, refresh or downgrade it.
 
     Args:
-        index: An upgraded index of a type that Faiss has on GPUs, which
-            docs/faiss-types.md lists. It is not changed.
+        index: An upgraded index of a type that Faiss supports on GPUs;
+            docs/faiss-types.md lists them. It is not changed.
 
     Returns:
-        The copy, in memory of the CPU.
+        The copy, in CPU memory.
 
     Raises:
-        StoreError: `index` is not upgraded, or Faiss has nothing like a part of it on
+        StoreError: `index` is not upgraded, or Faiss does not support a part of it on
             GPUs.
     """
-    upgraded_handler(index)  # or it is refused: Faiss clones it as it is
+    upgraded_handler(index)  # raises: Faiss itself can clone a raw index
     return cloneable(index)
 
 
 def cloneable(index: faiss.Index) -> faiss.Index:
-    """Return a copy of `index`, as wide or wider.
+    """Return a copy of `index` with the same number of components, or more.
 
-    Behind a transform, it has 0 for the components that are new.
+    The transform in front of the copy sets the additional components to 0.
     """
     part = faiss.downcast_index(index)
     if isinstance(part, faiss.IndexIVF):
         quantizer = faiss.downcast_index(part.quantizer)
         if isinstance(quantizer, faiss.IndexPreTransform):
-            cloneable(quantizer)  # or it is refused
+            cloneable(quantizer)  # raises if Faiss cannot clone the quantizer
     match part:
         case faiss.IndexPreTransform():
             inner = cloneable(part.index)
@@ -81,7 +81,8 @@ def cloneable(index: faiss.Index) -> faiss.Index:
 
 
 def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
-    """Return the dimensions of PQ codes with as many parts as there are on a GPU."""
+    """Return the dimensions of `part` once its PQ codes have a number of parts that
+    GPUs support."""
     codes = part.pq
     counts = [count for count in PARTS if count >= codes.M]
     if codes.nbits != 8 or not counts:
@@ -93,12 +94,14 @@ def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
 
 
 def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
-    """Return one transform x -> A x + b that does what all `steps` do.
+    """Return one transform x -> A x + b that replaces all `steps`.
 
     It appends zeros up to `d_out` components.
     """
     d = steps[0].d_in
-    images = np.eye(d + 1, d, -1)  # of 0, then of each unit vector
+    # Row 0 starts as 0 and becomes b; row i + 1 starts as unit vector i and becomes
+    # column i of A. So only row 0 gets the biases.
+    images = np.eye(d + 1, d, -1)
     for step in steps:
         match step:
             case faiss.RemapDimensionsTransform():

@@ -1,4 +1,4 @@
-"""An index in memory: the public functions on it, its vectors, and what is refused."""
+"""The public functions on an index in memory, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_m
 from hubplugin_faiss.scale import IndexScale
 
 LOSSY_UNIT = 0.7
-"""How far from 1 the length may lie that codes give to a unit vector."""
+"""The maximum difference from 1 in the length of a unit vector after coding."""
 
 
 def upgrade(
@@ -37,37 +37,38 @@ def upgrade(
 ) -> faiss.Index:
     """Return a stock Faiss index of the same d that ranks by similarity + offset.
 
-    Search, reconstruct, write_index and all else work as before. Inner product scores
-    are s + offset. L2 distances are |q - t|^2 + 2 (M - offset), with M a little above
-    the largest offset. A vector that is added through plain Faiss is neutral under
-    inner product and has the largest offset under L2: use `add`.
+    Searching, reconstructing and writing the index work as before. Inner product scores
+    become s + offset. L2 distances become |q - t|^2 + 2 (M - offset), where M is
+    slightly larger than the largest offset. Use `add` for new vectors: plain Faiss
+    would give them the offset 0 under inner product and the largest offset under L2.
 
-    With a model, an approximate index is searched with queries of its bank before and
-    after. If recall falls by more than 0.01, a warning says by how much. If it falls by
-    more than docs/faiss-types.md promises for the type, the upgrade is refused. Recall
-    is measured over what the index reconstructs, without what its codes lose of a
-    vector.
+    With a model, an approximate index is searched with queries from the model's bank
+    before and after the upgrade. If recall falls by more than 0.01, a warning says by
+    how much. If it falls by more than docs/faiss-types.md promises for the type, an
+    error is raised. Recall refers to the vectors that the index reconstructs, so it
+    does not include the errors of their codes.
 
-    A model with a query map puts that before the index, as one more transform: searches
-    map their queries, in plain Faiss, too. Plain `add` would map what it adds, and
-    `reconstruct` would turn it back as if it were a rotation: use `add` of this
-    package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
+    The query map of a model becomes an additional transform in front of the index, so
+    plain Faiss maps the queries of searches. But plain `add` would also map new
+    vectors, and `reconstruct` would invert the map as if it were a rotation. Use `add`
+    from this package, and reconstruct vectors from the index behind the map,
+    `faiss.downcast_index(index).index`.
 
-    All offsets of an index that is upgraded already are replaced. Entries that the
-    model cannot judge get its smallest offset, and a warning names them: such as
-    vectors that plain Faiss added and that are not of unit length, where the model is
-    for cosine.
+    If the index is already upgraded, all offsets are replaced. Entries that the model
+    cannot judge get the model's smallest offset, and a warning counts them. For a
+    cosine model, these are for example vectors that plain Faiss added without unit
+    length.
 
     Args:
         index: A trained, filled faiss.Index with inner product or L2, upgraded or not.
             It is not changed.
-        model_or_offsets: An `OffsetModel` for the metric of the index (cosine if its
-            vectors are of unit length); its offsets are centred on the index if it was
-            fitted without targets. Or offsets [ntotal] in the order of the ids 0, 1, 2,
-            ... that a search returns, for `IndexIDMap` in the order in which vectors
-            were added.
-        force: Upgrade it even if recall falls by more than is promised for its type.
-        compute: Where offsets are computed, and within what memory.
+        model_or_offsets: An `OffsetModel` for the metric of the index (cosine if the
+            vectors are of unit length). If it was fitted without targets, its offsets
+            are centred on the index. Or offsets [ntotal], in the order of the ids
+            0, 1, 2, ... that a search returns; for `IndexIDMap`, in the order in which
+            vectors were added.
+        force: True to upgrade even if recall falls by more than the type promises.
+        compute: The device and the memory limit for computing offsets.
 
     Returns:
         The upgraded index.
@@ -75,10 +76,10 @@ def upgrade(
     Raises:
         StoreError: The index is untrained, empty or of a type that cannot carry
             offsets.
-        InputError: The offsets or the model do not suit it, or the model cannot judge
-            more than half of the entries of an upgraded one.
-        CorrectionRefused: The upgraded index would find much less than the raw one
-            does.
+        InputError: The offsets or the model do not suit the index, or the model cannot
+            judge more than half of the entries of an upgraded index.
+        CorrectionRefused: The upgraded index would have much lower recall than the raw
+            index.
     """
     handler = handler_for(index)
     is_upgraded = bool(handler.extras)
@@ -107,17 +108,17 @@ def upgrade_by(
     scale: IndexScale,
     force: bool = False,
 ) -> faiss.Index:
-    """Return an upgraded index, behind the query map of the model.
+    """Return an upgraded index, behind the query map of the model if there is one.
 
     Args:
-        handler: That of the raw index.
-        offsets: Those of its entries in scan order, on `scale` [n].
-        model: Gives the offsets.
-        scale: The scale on which the index holds them.
-        force: Only warn where it finds too little.
+        handler: The handler of the raw index.
+        offsets: The offsets of the entries in scan order, on `scale`, [n].
+        model: The model that gives the offsets.
+        scale: The scale on which the index holds the offsets.
+        force: True to only warn if recall is too low.
 
     Raises:
-        CorrectionRefused: The upgraded index finds too little.
+        CorrectionRefused: The recall of the upgraded index is too low.
     """
     spec = upgrade_spec(offsets, handler.euclidean, model)
     upgraded = handler.upgrade(offsets, spec)
@@ -129,7 +130,7 @@ def upgrade_by(
 
 
 def downgrade(index: faiss.Index) -> faiss.Index:
-    """Return the index as it was before `upgrade`, with what has been added since.
+    """Return the raw index from before `upgrade`, with all later additions.
 
     Args:
         index: An upgraded index. It is not changed.
@@ -154,17 +155,17 @@ def add(
     """Add `vectors` [n, d] to an upgraded index, each with its offset.
 
     Args:
-        index: An upgraded index. It is changed in place, or left as it is where an
-            error is raised.
-        vectors: The new vectors [n, d]; of unit length for a model for cosine.
-        model_or_offsets: The model that the index was upgraded with, or offsets [n].
-        ids: int64 [n], for an index that has ids of its own.
-        compute: Where offsets are computed, and within what memory.
+        index: An upgraded index. It is changed in place, or not at all if an error is
+            raised.
+        vectors: The new vectors, [n, d]. A cosine model requires unit length.
+        model_or_offsets: The model with which the index was upgraded, or offsets [n].
+        ids: The ids, int64 [n], for an index with ids set by the user.
+        compute: The device and the memory limit for computing offsets.
 
     Raises:
-        StoreError: The index is not upgraded, has offsets of another model, or its
-            codes have no room for these.
-        InputError: Vectors, offsets, model or ids do not suit the index.
+        StoreError: The index is not upgraded, has offsets from another model, or cannot
+            hold the new offsets in its codes.
+        InputError: The vectors, offsets, model or ids do not suit the index.
     """
     handler = upgraded_handler(index)
     added = as_vectors(vectors, "vectors")
@@ -198,25 +199,25 @@ def add(
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
-    """Remove entries from an upgraded index, as the index's own remove_ids does.
+    """Remove entries from an upgraded index, like Faiss's `index.remove_ids`.
 
-    It also removes from refined indexes, whose type in Faiss removes nothing. There the
-    ids of what stays close up, as they do in a Flat index. In an IDMap over inverted
-    lists each entry keeps its id, which Faiss itself mixes up.
+    Refined indexes are supported, although Faiss cannot remove entries from them. Their
+    remaining entries are renumbered, as in a Flat index. In an IDMap over inverted
+    lists, each remaining entry keeps its id, which Faiss itself would mix up.
 
     Args:
-        index: An upgraded index. It is changed in place, or left as it is where an
-            error is raised.
-        ids: int64 [n], as a search returns them, or a selector of these; ids that are
-            not in the index are passed over.
+        index: An upgraded index. It is changed in place, or not at all if an error is
+            raised.
+        ids: The ids that a search returns, int64 [n], or a selector for them. Ids that
+            are not in the index are ignored.
 
     Returns:
-        How many entries were removed.
+        The number of removed entries.
 
     Raises:
-        StoreError: The index is not upgraded, or its type, or that of its direct map,
-            removes nothing.
-        InputError: The ids are no whole numbers.
+        StoreError: The index is not upgraded, or its type or the type of its direct map
+            does not support removal.
+        InputError: The ids are not integers.
     """
     handler = upgraded_handler(index)
     labels = np.unique(handler.labels())
@@ -238,12 +239,11 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
 
 
 class Gallery(Vectors):
-    """The vectors [rows, dim] in an index, as the index itself reconstructs them,
-    upgraded or not.
+    """The vectors [rows, dim] that an index reconstructs.
 
     Args:
-        index: A faiss.Index of a type that can be upgraded.
-        name: The name that errors give it.
+        index: A faiss.Index of a type that can be upgraded, upgraded or not.
+        name: The name used in error messages.
 
     Raises:
         StoreError: The type of the index cannot carry offsets.
@@ -261,9 +261,9 @@ class Gallery(Vectors):
 def as_unit(
     batches: Iterable[Batch], handler: IndexHandler, name: str, tolerant: bool
 ) -> Iterator[Batch]:
-    """Yield `batches` that `handler` has read, with zeros where codes stand for these.
+    """Yield `batches` from `handler` with zero vectors restored.
 
-    Raises InputError, unless `tolerant`, if vectors cannot be of unit length.
+    Unless `tolerant`, raises InputError if vectors cannot be of unit length.
     """
     for batch in batches:
         vectors = handler.with_zeros(batch.vectors)
@@ -282,18 +282,18 @@ def offsets_by(
 ) -> np.ndarray:
     """Return offsets for the entries of an index.
 
-    Entries that the model cannot judge get its smallest offset, or 0 at length 0, and a
-    warning counts them.
+    Entries that the model cannot judge get the model's smallest offset, or 0 if their
+    length is 0. A warning counts them.
 
     Args:
-        model: Gives the offsets.
-        handler: That of the index.
+        model: The model that gives the offsets.
+        handler: The handler of the index.
         scale: The scale on which the index holds offsets.
-        compute: Device, memory and progress.
-        tolerant: Do not check that vectors are of unit length for cosine.
+        compute: The device, the memory limit and the progress.
+        tolerant: True to skip the check for unit length with a cosine model.
 
     Returns:
-        float32 [n], in scan order, on `scale`.
+        The offsets in scan order, on `scale`, float32 [n].
 
     Raises:
         InputError: The model cannot judge more than half of the entries, or cosine does
@@ -323,20 +323,23 @@ def offsets_by(
 def require_unit(
     vectors: np.ndarray, name: str, first_row: int = 0, lossy: bool = False
 ) -> None:
-    """Raise InputError if `vectors` [b, d] are neither of unit length nor zero.
+    """Raise InputError if `vectors` are neither of unit length nor zero.
 
     Args:
-        vectors: The vectors.
-        name: What the error calls them.
-        first_row: The number of the first.
-        lossy: Codes stand for them, which may halve a length: most vectors must be of
-            about unit length.
+        vectors: The vectors, [b, d].
+        name: The name of the vectors in the error message.
+        first_row: The number of the first vector.
+        lossy: True for vectors decoded from codes, which may halve a length. Then only
+            half of them must be of about unit length.
     """
     lengths = np.linalg.norm(vectors, axis=1)
-    room = LOSSY_UNIT if lossy else UNIT
-    bad = np.flatnonzero((np.abs(lengths - 1) > room) & (lengths > 0))
-    tolerated = len(lengths) / 2 if lossy else 0
-    if len(bad) > tolerated:
+    tolerance = UNIT
+    most_bad = 0.0
+    if lossy:
+        tolerance = LOSSY_UNIT
+        most_bad = len(lengths) / 2
+    bad = np.flatnonzero((np.abs(lengths - 1) > tolerance) & (lengths > 0))
+    if len(bad) > most_bad:
         row = bad[0]
         raise InputError(
             f"{name}: the model is for cosine, but row {first_row + row} has length "
@@ -348,8 +351,10 @@ def require_unit(
 
 
 def upgraded_handler(index: faiss.Index) -> IndexHandler:
-    """Return the handler of an upgraded index. Raises StoreError if it is not
-    upgraded."""
+    """Return the handler of an upgraded index.
+
+    Raises StoreError if the index is not upgraded.
+    """
     handler = handler_for(index)
     if not handler.extras:
         raise StoreError(
@@ -360,7 +365,7 @@ def upgraded_handler(index: faiss.Index) -> IndexHandler:
 
 
 def require_suits(model: OffsetModel, handler: IndexHandler) -> None:
-    """Raise InputError if `model` is for other vectors than those of an index."""
+    """Raise InputError if `model` does not suit the vectors of an index."""
     if model.dim != handler.index.d:
         raise InputError(
             f"the model has {model.dim} dimensions, the index has {handler.index.d}; "
@@ -375,8 +380,10 @@ def require_suits(model: OffsetModel, handler: IndexHandler) -> None:
 
 
 def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
-    """Raise InputError or StoreError unless the offsets in the upgraded index of
-    `handler` are those of `model`, or of no model."""
+    """Raise InputError or StoreError if an upgraded index has another model's offsets.
+
+    Offsets that do not come from any model are accepted.
+    """
     require_suits(model, handler)
     if model.gallery is None:
         raise InputError(
@@ -393,7 +400,9 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
 def require_offsets(values: OffsetsLike, count: int, name: str) -> np.ndarray:
     """Return `values` as offsets: float32 [count].
 
-    Raises InputError, which calls what they are for `name`, if they are none.
+    Raises InputError if they are not valid offsets.
+
+    name: The name of the index or batch in error messages.
     """
     try:
         offsets = np.asarray(values, dtype=np.float32)

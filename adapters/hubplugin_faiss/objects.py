@@ -1,5 +1,4 @@
-"""Helpers for the objects of Faiss: their names, errors, settings, owners and
-transforms."""
+"""Helpers for Faiss objects: names, errors, settings, ownership and transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SETTINGS = (
     "scan_table_threshold", "implem", "skip", "qbs", "qbs2",
     "init_level0", "keep_max_size_level0", "k_factor",
 )  # fmt: skip
-"""The fields of all types of index that say how it was trained and how it searches."""
+"""The fields of any index type that describe its training and its searches."""
 
 
 def name_of(index: faiss.Index) -> str:
@@ -27,10 +26,10 @@ def name_of(index: faiss.Index) -> str:
 
 
 def reason(error: RuntimeError | MemoryError) -> str:
-    """Return the message of an error of Faiss.
+    """Return the message of an error from Faiss, cleaned up.
 
-    It is without the signature of the function that raised it, and without the first
-    bytes of a file that is no index: it may be any file.
+    The signature of the function that raised it is removed. So are the first bytes of a
+    file that is not an index, which may be confidential.
     """
     text = re.sub(
         r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL
@@ -43,8 +42,7 @@ def reason(error: RuntimeError | MemoryError) -> str:
 
 
 def copy_settings(new: faiss.Index, old: faiss.Index) -> None:
-    """Copy from `old` to `new` the number of entries, and each of `SETTINGS` there
-    is."""
+    """Copy the number of entries and all existing `SETTINGS` from `old` to `new`."""
     new.ntotal = old.ntotal
     for field in SETTINGS:
         if hasattr(old, field):
@@ -52,7 +50,7 @@ def copy_settings(new: faiss.Index, old: faiss.Index) -> None:
 
 
 def parts(index: faiss.Index) -> Iterator[faiss.Index]:
-    """Yield `index` and those inside it that find its candidates."""
+    """Yield `index` and all indexes inside it that find candidates."""
     index = faiss.downcast_index(index)
     yield index
     inner = getattr(index, "index", None) or getattr(index, "base_index", None)
@@ -61,7 +59,7 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def recount(index: faiss.Index) -> int:
-    """Bring the number of entries up to date from the inside out, and return it."""
+    """Update the number of entries from the inside out, and return it."""
     index = faiss.downcast_index(index)
     for field in ("base_index", "refine_index", "index"):
         if hasattr(index, field):
@@ -70,7 +68,7 @@ def recount(index: faiss.Index) -> int:
 
 
 def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
-    """Return the transforms before an index, which belong to it."""
+    """Return the transforms in front of an index, which still owns them."""
     return [
         faiss.downcast_VectorTransform(index.chain.at(number))
         for number in range(index.chain.size())
@@ -78,8 +76,10 @@ def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]
 
 
 def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
-    """Return copies of the transforms before an index, made through Faiss's writer: its
-    cloner knows few of them."""
+    """Return copies of the transforms in front of an index.
+
+    They are written and read again, since Faiss's cloner supports few of them.
+    """
     copies = []
     for transform in transforms_of(index):
         writer = faiss.VectorIOWriter()
@@ -93,7 +93,7 @@ def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransfor
 def pretransform(
     transforms: Sequence[faiss.VectorTransform], index: faiss.Index
 ) -> faiss.IndexPreTransform:
-    """Return `index` behind `transforms`; both belong to it then."""
+    """Return `index` behind `transforms`. The new index takes ownership of them."""
     new = faiss.IndexPreTransform(index)
     new.own_fields = True
     index.this.disown()
@@ -116,17 +116,19 @@ def linear_transform(matrix: np.ndarray, bias: np.ndarray) -> faiss.LinearTransf
 
 
 def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
-    """Return `index` behind a linear transform that maps queries by `query_map`, and
-    that must not map what is added."""
+    """Return `index` behind a linear transform that maps queries by `query_map`.
+
+    New entries must be added behind the transform, since they must not be mapped.
+    """
     bias = np.full(index.d, -0.0)
     return pretransform([linear_transform(query_map.whole, bias)], index)
 
 
 def is_mapped(index: faiss.Index) -> bool:
-    """Return True if a query map stands before an index.
+    """Return True if a query map precedes an index.
 
-    Its mark, which a file keeps and no training leaves, is a linear transform alone,
-    with the bias -0 throughout.
+    A query map is marked as the only transform, linear and with all biases -0. A file
+    preserves this mark, and no training produces it.
     """
     index = faiss.downcast_index(index)
     if not isinstance(index, faiss.IndexPreTransform) or index.chain.size() != 1:
@@ -139,8 +141,10 @@ def is_mapped(index: faiss.Index) -> bool:
 
 
 def normalises_queries(index: faiss.Index) -> bool:
-    """Return True if `index` brings queries to unit length (L2norm), whereas mapped
-    queries have lengths of their own."""
+    """Return True if `index` normalises queries (L2norm).
+
+    It cannot have a query map: the lengths of mapped queries matter.
+    """
     return any(
         isinstance(transform, faiss.NormalizationTransform)
         for part in parts(index)

@@ -1,5 +1,4 @@
-"""Offsets of a model on the scale of an index's own similarities, whose codes change
-the lengths of vectors."""
+"""Conversion of offsets between a model and an index whose codes change lengths."""
 
 from __future__ import annotations
 
@@ -14,24 +13,27 @@ from hubplugin_faiss.encoding.offsets import QUERIES, nearness_of
 from hubplugin_faiss.handlers.base import IndexHandler
 
 STEP = 0.05
-"""`IndexScale.nearness` is a multiple of it, so that it can be read off an index."""
+"""The unit of `IndexScale.nearness`: multiples can be recovered from an index."""
 
 CENTRE = 0.02
-"""`IndexScale.mean` is a multiple of it, likewise."""
+"""The unit of `IndexScale.mean`, for the same reason."""
 
 
 @dataclass(frozen=True)
 class IndexScale:
     """The scale on which an index holds offsets.
 
-    A target of length L scores L (q.t), and q.t under L2 less L^2 / 2. With
-    L offset - nearness L, and under L2 L^2 / 2 more, it scores L (q.t + offset), less
-    the same for all: as by cosine where two targets are as near as `nearness`.
+    Let t be the direction of a target and L its length in the index. Its score is
+    L (q.t), minus L^2 / 2 under L2. The index holds L offset - nearness L, plus L^2 / 2
+    under L2. The score becomes L (q.t + offset - nearness). So near the top of a
+    ranking, where q.t + offset is about `nearness`, lengths no longer matter, as in
+    cosine.
 
-    nearness: How similar a query is to the targets between which a ranking decides, see
-        `nearness_of`. None where an offset stays as it is: the model does not take all
-        vectors for unit vectors, or codes do not change them.
-    mean: Added to all, so that offsets stay centred.
+    euclidean: True for an index with L2.
+    nearness: The similarity of a query to the targets at the top of a ranking; see
+        `nearness_of`. None if offsets are held unchanged, because the model is not for
+        cosine or codes do not change lengths.
+    mean: A constant added to all offsets, so that they stay centred.
     """
 
     euclidean: bool
@@ -42,9 +44,9 @@ class IndexScale:
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """Return the scale on which the index of `handler` holds offsets of `model`.
 
-        An index without offsets gets a scale for them, by some of its entries. An index
-        with offsets keeps its scale, or all that it holds would be wrong at once: it is
-        read off them.
+        For an index without offsets, a scale is computed from a sample of entries. An
+        index with offsets keeps its scale, since another one would make all of them
+        wrong; it is recovered from the offsets.
         """
         euclidean = handler.euclidean
         if model.metric is not Metric.COSINE or not handler.lossy:
@@ -62,28 +64,28 @@ class IndexScale:
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))
             return cls(euclidean, nearness, CENTRE * round(mean / CENTRE))
-        # Of all steps, take the one for which most entries lead to the same mean.
+        # Choose the step for which most entries imply the same mean.
         steps = STEP * np.arange(-10, 31)
         offsets = model.offsets(vectors.astype(np.float32))
         rest = stored[usable] - lengths * offsets - squares
         means = rest + steps[:, None] * lengths  # [steps, n]
         rounded = CENTRE * np.round(np.median(means, axis=1) / CENTRE)
         errors = np.abs(means - rounded[:, None])
-        best = np.quantile(errors, 0.25, axis=1).argmin()  # some may be stale
+        best = np.quantile(errors, 0.25, axis=1).argmin()  # some offsets may be stale
         return cls(euclidean, float(steps[best]), float(rounded[best]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Return what the index holds for `offsets` [b] of the model: [b].
+        """Convert `offsets` [b] of the model to the values in the index: [b].
 
-        vectors: As the index reconstructs them [b, d].
+        vectors: The vectors that the index reconstructs, [b, d].
         """
         factors, bias = self._factors_and_bias(vectors)
         return factors * offsets - bias
 
     def to_model(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Return the offsets of the model for which the index holds `offsets` [b]: [b].
+        """Convert the values `offsets` [b] in the index to offsets of the model: [b].
 
-        vectors: As in `to_index`.
+        vectors: See `to_index`.
         """
         factors, bias = self._factors_and_bias(vectors)
         return (offsets + bias) / factors
@@ -91,10 +93,9 @@ class IndexScale:
     def _factors_and_bias(
         self, vectors: np.ndarray
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
-        """Return the factor and the norm bias [b] of `vectors` [b, d].
+        """Return the factors [b] and the norm biases [b] of `vectors` [b, d].
 
-        They are 1 and 0 for a zero vector, which has no length that codes could have
-        changed.
+        They are 1 and 0 for a zero vector, whose length codes cannot have changed.
         """
         if self.nearness is None:
             return 1.0, 0.0

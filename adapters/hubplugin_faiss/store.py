@@ -1,19 +1,19 @@
 """A Faiss file as a `Store`: URL `faiss:photos.faiss`.
 
-photos.faiss.hub/manifest.json   which model is active, which was before it, and which
-                                 is being written
+photos.faiss.hub/manifest.json   the active, the previous and the half-written version
 photos.faiss.hub/3.model         the model of version 3
-photos.faiss.hub/index.faiss     the new index, until it takes the place of the old one
+photos.faiss.hub/index.faiss     the new index, until it replaces the old one
 photos.faiss.hub/lock            locked by the run that writes
 
-One run writes at a time. Offsets gather in memory, and the file is replaced in one
-step: until then it stays as it was. The manifest is written right before that step and
-names the content of the new file. A run may be killed between the two, so the file
-decides which version is active (`FaissStore.read_manifest`). A run that was killed
-begins again, with the model that it had fitted.
+One run writes at a time. It collects offsets in memory and replaces the index file in
+one step; until then the file does not change. Right before that step, the run writes a
+manifest that identifies the content of the new file. A run may be killed between the
+two, so the index file decides which version is active (`FaissStore.read_manifest`).
+After a kill, the next run starts again with the model that was already fitted.
 
-Nothing is written, read or deleted but inside this folder, which must be no link:
-`os.replace` puts whole files there, and files are opened without following links.
+Other files are written, read and deleted only inside this folder, which must not be a
+link: `os.replace` puts complete files there, and files are opened without following
+links.
 """
 
 from __future__ import annotations
@@ -55,21 +55,23 @@ ADD_BEHIND_MAP = (
 )
 
 ENDS = 64 << 10
-"""Bytes at the head and at the end of a file by which its content is known."""
+"""The number of bytes at each end of a file that identify its content."""
 
 OURS = re.compile(r"(\d+\.model|manifest\.json|index\.faiss)(\.[0-9a-f]{8}\.tmp)?")
-"""Names of files in the folder, other than the lock. The ending .tmp marks a file that
-is not whole yet."""
+"""Matches the names of files in the folder, except the lock.
+
+The ending .tmp marks an incomplete file.
+"""
 
 NOTHING = -1
-"""The id that Faiss returns in place of a target where it found no more."""
+"""The id that Faiss returns if it has found fewer targets than requested."""
 
 
 class FaissVersion(Version):
-    """A version of a correction, and the files that it knows by their content.
+    """A version of a correction, with `Seen.content` of the files it belongs to.
 
-    stamp: The file that its model was fitted on.
-    index: The file with its offsets; "" until that file is about to take its place.
+    stamp: Identifies the file on which the model was fitted.
+    index: Identifies the file with the offsets. "" until that file is complete.
     """
 
     stamp: str = ""
@@ -79,9 +81,9 @@ class FaissVersion(Version):
 class Seen(NamedTuple):
     """The state of a file when it was read.
 
-    content: Its size, and a hash of its ends.
-    number: Its inode.
-    changed: The time of its last change, in nanoseconds.
+    content: The size of the file and a hash of both ends.
+    number: The inode.
+    changed: The time of the last change, in nanoseconds.
     """
 
     content: str
@@ -90,14 +92,15 @@ class Seen(NamedTuple):
 
 
 class FaissStore(ManifestStore[FaissVersion]):
-    """An index file, read into memory, and again where another program has changed it.
+    """An index file, which is read into memory.
 
-    Queries to it are recorded beside it: photos.faiss.queries.
+    It is read again if another program has changed it. Recorded queries are kept beside
+    it, in photos.faiss.queries.
 
     Args:
-        path: the index file.
-        metric: The metric that the index ranks by. By default that of the model that is
-            active or being written; without a model dot, or euclidean for L2.
+        path: The index file.
+        metric: The metric of the index. By default, the metric of the active or
+            half-written model; without a model, dot, or euclidean for L2.
     """
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
@@ -130,13 +133,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.dim = int(index.d)
         self._seen = seen
         self._model_metric: Metric | None = None
-        vars(self).pop("raw", None)  # of the index before
+        vars(self).pop("raw", None)  # cached for the previous index
 
     def _reread_if_changed(self) -> None:
-        """Read the file anew if another program has changed it.
+        """Read the file again if another program has changed it.
 
-        While a run of this store writes it, do nothing: its offsets are for the entries
-        that it has read.
+        Do nothing while this store writes the file: the new offsets belong to the
+        entries that were read before.
         """
         if not self._is_writing and look_at(self.path) != self._seen:
             self._read()
@@ -149,11 +152,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             )
 
     def read_manifest(self) -> Manifest[FaissVersion]:
-        """Return the manifest, corrected by what the index holds.
+        """Return the manifest, corrected to match the offsets in the index.
 
-        A run may have been killed before it updated the manifest, and somebody may have
-        put back an older index. Raises StoreError if the index holds offsets of a model
-        that the manifest does not know.
+        They may differ if a run was killed before it updated the manifest, or if
+        somebody restored an older index. Raises StoreError if the index has offsets
+        from a model that is not in the manifest.
         """
         place = repr(str(self.hub / "manifest.json"))
         mend = (
@@ -176,7 +179,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         if any(holds(version.model) for version in active):
             return manifest
         if writing is not None and holds(writing.model):
-            return manifest.activate(writing)  # the file has had additions since
+            return manifest.activate(writing)  # entries were added to the file since
         for version in manifest.previous.values():
             if holds(version.model):
                 return manifest.replace(
@@ -223,16 +226,18 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._delete_file(f"{version.number}.model")
 
     def make_room(self, version: FaissVersion) -> None:
-        """Do nothing: offsets gather in memory."""
+        """Do nothing: offsets are collected in memory."""
 
     def delete_offsets(
         self, versions: Sequence[FaissVersion], progress: Progress | None
     ) -> None:
-        """Do nothing: offsets are in the index, or nowhere."""
+        """Do nothing: offsets are only stored in the index."""
 
     def _place(self, name: str) -> Path:
-        """Return the path of a file of ours. Raises StoreError if the folder is a
-        link."""
+        """Return the path of a file in the folder.
+
+        Raises StoreError if the folder is a link.
+        """
         if self.hub.is_symlink():
             raise StoreError(
                 f"{str(self.hub)!r} is a link, where hubplugin keeps a folder; move it "
@@ -241,7 +246,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return self.hub / name
 
     def _read_file(self, name: str) -> bytes:
-        """Return the content of a file of ours, b"" if there is none."""
+        """Return the content of a file in the folder, or b"" if it does not exist."""
         path = self._place(name)
         if not os.path.lexists(path):
             return b""
@@ -254,8 +259,10 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @contextlib.contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
-        """Open a file of ours of `size` bytes, which takes its name once it is
-        whole."""
+        """Open a new file in the folder for `size` bytes.
+
+        It gets its name once it is complete.
+        """
         path = self._place(name)
         with as_store_error(path, needed=size), replacing(path, 0o600) as file:
             yield file
@@ -268,9 +275,10 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the store for writing, and clean up in the end.
+        """Lock the store for writing, and clean up at the end.
 
-        The lock ends with the process, too. Raises StoreError if another run holds it.
+        The lock is also released if the process dies. Raises StoreError if another run
+        holds it.
         """
         path = self._place("lock")
         with as_store_error(path):
@@ -284,11 +292,12 @@ class FaissStore(ManifestStore[FaissVersion]):
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another run may have deleted the lock file when it ended.
-                is_there = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
-            except OSError:
-                is_there = False
-            if not is_there:
+                # A run that ends deletes the lock file, so the file locked here may be
+                # gone by now, or another one may have its name.
+                is_ours = os.path.samestat(os.fstat(lock.fileno()), path.lstat())
+            except OSError:  # another run holds the lock, or the file is gone
+                is_ours = False
+            if not is_ours:
                 raise StoreError(
                     f"{str(self.path)!r} is being written by another run; nothing was "
                     "changed: wait until it ends"
@@ -301,7 +310,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 self._is_writing = False
 
     def _clean_up(self) -> None:
-        """Write the manifest as the index has it. Delete files that no run needs."""
+        """Update the manifest to match the index, and delete files no longer needed."""
         with contextlib.suppress(OSError, StoreError):
             self._require_unchanged()
             manifest = self.read_manifest()
@@ -320,8 +329,10 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
-        """The metric that was given; else that of the model, and without a model what
-        the index computes."""
+        """The metric that was given, or by default the metric of the model.
+
+        Without a model, it is the metric that the index computes.
+        """
         known = self._given_metric or self._model_metric
         if known is not None:
             return known
@@ -331,7 +342,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def takes_metric(self, metric: Metric) -> bool:
         """Return True if a model for `metric` suits the index.
 
-        If no metric was given, `metric` is that of the store from then on.
+        If no metric was given to the store, it uses `metric` from then on.
         """
         if metric in (self.handler.metric, Metric.COSINE):
             self._model_metric = metric
@@ -339,23 +350,25 @@ class FaissStore(ManifestStore[FaissVersion]):
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
-        """True if a correction holds only for vectors of unit length."""
+        """True if a correction is only valid for vectors of unit length."""
         return self.metric is Metric.COSINE and not self.handler.lossy
 
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
-        """True if a linear transform before the index can map queries, so that the file
-        stays plain Faiss."""
+        """True if a linear transform in front of the index can map queries.
+
+        Plain Faiss can then search the file.
+        """
         return not normalises_queries(self.index)
 
     def _rounding(
         self, scale: IndexScale, batch: Batch, offsets: np.ndarray
     ) -> np.ndarray:
-        """Return how much codes may change `offsets` [b] by rounding: [b].
+        """Return the largest rounding error that codes may cause in `offsets` [b]: [b].
 
-        Offsets near them are rounded, too, and the largest error counts. Errors are cut
-        at what codes may lose of an offset that fits them. A stored offset further off
-        is stale: a refresh makes codes with room for it.
+        Nearby offsets are rounded as well, and the largest error counts. Errors are
+        clipped at `most_lost`, the most that codes lose of an offset in their range. A
+        stored offset with a larger error is stale, and a refresh makes new codes.
         """
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
@@ -369,7 +382,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             errors = np.minimum(errors, self.handler.most_lost)
             largest = np.maximum(largest, errors)
             if shift == 0:
-                # Mean rounding errors are a quarter of the distance between two levels.
+                # A mean rounding error is a quarter of the distance between two levels.
                 quarter = float(errors.mean())
         rounded = scale.to_model(exact + largest, vectors)
         return np.asarray(rounded - offsets) + self.precision
@@ -390,17 +403,17 @@ class FaissStore(ManifestStore[FaissVersion]):
         return self.read_manifest()
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        """Yield all entries in order, as the index reconstructs them.
+        """Yield all entries in order, with vectors reconstructed by the index.
 
-        Raises StoreError for a `field`: entries have none.
+        Raises StoreError if `field` is given: entries have no fields.
         """
         if field is not None:
             raise StoreError(
                 f"{self.url}: its targets are vectors alone, without a field {field!r}"
             )
         self._reread_if_changed()
-        # `begin` refuses if the file changes between this scan and the run that writes
-        # what was fitted on it.
+        # A model may be fitted on this scan. `begin` raises if the file has changed
+        # since then.
         self._scanned = self._seen
         return self.read_batches()
 
@@ -409,7 +422,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return f"index = faiss.read_index({path!r})", "it maps each query"
 
     def read_batches(self) -> Iterator[Batch]:
-        """Yield all entries of the index in memory, whatever the file holds now."""
+        """Yield all entries of the index in memory, even if the file has changed."""
         version = self.active()
         batches = self.handler.scan()
         if self.metric is Metric.COSINE:
@@ -425,10 +438,9 @@ class FaissStore(ManifestStore[FaissVersion]):
             yield replace(batch, offsets=offsets, rounding=rounding)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if the index cannot carry offsets, or its folder has no
-        room.
+        """Raise StoreError if the index cannot carry offsets or the disk lacks room.
 
-        A job asks before it fits a gallery for an hour.
+        A job calls it before it spends an hour on fitting a model.
         """
         self._reread_if_changed()
         self._scanned = None
@@ -457,7 +469,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             return FaissWriting(self, model, version, previous, end, found)
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
-        """Put back `previous`, the manifest of before a run that has failed."""
+        """Restore `previous`, the manifest from before a failed run."""
         with contextlib.suppress(StoreError):
             if previous.everything or previous.previous:
                 self.write_manifest(previous)
@@ -465,23 +477,28 @@ class FaissStore(ManifestStore[FaissVersion]):
                 self.delete_manifest()
 
     def replace(self, index: faiss.Index, version: FaissVersion | None) -> None:
-        """Replace the file with `index`, which holds the offsets of `version`; none if
-        `version` is None."""
+        """Replace the index file.
+
+        Args:
+            index: The new index.
+            version: The version whose offsets the new index has, or None for an index
+                without offsets.
+        """
         new = self._place("index.faiss")
-        for left in self.hub.glob(f"{new.name}.*.tmp"):  # by a run that was killed
-            left.unlink(missing_ok=True)
+        for leftover in self.hub.glob(f"{new.name}.*.tmp"):  # from a killed run
+            leftover.unlink(missing_ok=True)
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            seen = look_at(new)  # `os.replace` does not change it
+            seen = look_at(new)  # it stays the same after `os.replace`
             if version is not None:
                 manifest = self.require_owner(version)
-                # A refresh of this version may leave another one half-written.
+                # In a refresh of this version, `writing` may be another version.
                 writing = manifest.writing
                 if writing is not None and writing.number == version.number:
                     named = version.replace(index=seen.content)
                     self.write_manifest(manifest.replace(writing=named))
-            # After a power failure, too, the new index has its model.
+            # The model must be on the disk before the index that needs it.
             flush_names(self.hub)
             self._require_unchanged()
             with as_store_error(self.path):
@@ -513,8 +530,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         return [ADD_BEHIND_MAP] if is_mapped(self.index) else []
 
     def remove(self, progress: Progress | None = None) -> None:
-        """Take the correction out. The model may be missing or damaged: it is not
-        read."""
+        """Remove the correction, even if its model is missing or damaged."""
         self._reread_if_changed()
         if not self.handler.extras and not self.hub.is_dir():
             return
@@ -527,14 +543,15 @@ class FaissStore(ManifestStore[FaissVersion]):
 
 @dataclass(eq=False)
 class FaissWriting(Writing):
-    """The offsets of `version`, of `model`, on their way into the file of `store`.
+    """A run that writes the offsets of `version` to the file of `store`.
 
-    previous: The manifest to put back if the run fails.
-    end: Unlocks the store.
-    found: As in `Writing`.
+    model: The model that gives the offsets.
+    previous: The manifest to restore if the run fails.
+    end: The function that unlocks the store.
+    found: See `Writing`.
     """
 
-    takes_all = True  # an upgrade makes the codes of all entries anew
+    takes_all = True  # an upgrade makes new codes for all entries
 
     store: FaissStore
     model: OffsetModel
@@ -554,7 +571,7 @@ class FaissWriting(Writing):
             yield batch
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Keep the `offsets` [b] of a whole batch of `scan`."""
+        """Keep the `offsets` [b] of a complete batch from `scan`."""
         first = int(batch.place or 0)
         held = self._scale.to_index(offsets, batch.vectors)
         self._offsets[first : first + len(held)] = held
@@ -563,7 +580,7 @@ class FaissWriting(Writing):
         store = self.store
         is_amended = self.found == "active"
         if is_amended and self.wrong == 0:
-            return  # all offsets in the file are right
+            return  # all offsets in the file are correct
         missing = int(np.isnan(self._offsets).sum())
         if missing:
             raise StoreError(
@@ -583,8 +600,10 @@ class FaissWriting(Writing):
 
 
 def look_at(path: Path) -> Seen:
-    """Return the state of the file `path` now. Raises StoreError if it is no regular
-    file."""
+    """Return the current state of the file `path`.
+
+    Raises StoreError if it is not a regular file.
+    """
     if not path.exists():
         raise StoreError(f"{str(path)!r} does not exist")
     with as_store_error(path, doing="read"), open_own(path) as file:
@@ -599,13 +618,13 @@ def look_at(path: Path) -> Seen:
 def permit(descriptor: int, like: Path) -> None:
     """Give an open file or folder the mode and the owner of the file `like`.
 
-    Our files hold queries, which not everybody may read.
+    The files contain queries, which may be confidential.
     """
     status = like.stat()
     mode = status.st_mode & 0o777
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        mode |= 0o700 | (mode & 0o444) >> 2  # who may read a folder may enter it
-    # Only the owner may change the mode, and only root the owner.
+        mode |= 0o700 | (mode & 0o444) >> 2  # whoever may read the folder may enter it
+    # Only the owner may change the mode, and only root may change the owner.
     with contextlib.suppress(OSError):
         os.fchmod(descriptor, mode)
         os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -615,9 +634,12 @@ def permit(descriptor: int, like: Path) -> None:
 def as_store_error(
     path: Path, doing: str = "write", needed: int | None = None
 ) -> Iterator[None]:
-    """Turn an OSError while `doing` something to `path` into a StoreError of one line.
+    """Turn an OSError into a StoreError of one line.
 
-    needed: How many bytes are written to `path`; the error says so. None if unknown.
+    Args:
+        path: The file, for the error message.
+        doing: The operation on the file, for the error message.
+        needed: The number of bytes to write, for the error message. None if unknown.
     """
     try:
         yield
@@ -633,7 +655,7 @@ def as_store_error(
 
 
 def flush_names(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk, if the file system has that."""
+    """Wait until the names in `folder` are on the disk, if the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -647,22 +669,21 @@ def open_store(
 ) -> FaissStore:
     """Open an index file as a store, for every job: `hubplugin.apply(store, bank)`.
 
-    A job replaces the file in one step. A kill at any moment leaves the old or the new
-    one whole, and running the job again finishes. The file is read into memory, which
-    must have room for it twice where it is corrected, and three times where it is
-    corrected already.
+    A job replaces the file in one step. If it is killed at any moment, either the old
+    or the new file is complete, and running the job again finishes it. A job needs
+    memory for two copies of the index, or three if the index is already corrected.
 
     Args:
-        path: The index file. What belongs to it lies beside it, for photos.faiss in the
-            folder photos.faiss.hub.
-        metric: "cosine" if its vectors are of unit length, which is checked; else
-            "dot", or "euclidean" for L2. By default that of the model, and without a
-            model what the index computes.
+        path: The index file. The files of a correction are kept beside it: for
+            photos.faiss, in the folder photos.faiss.hub.
+        metric: "cosine" if the vectors have unit length, which is checked; otherwise
+            "dot", or "euclidean" for L2. By default, the metric of the model; without a
+            model, the metric that the index computes.
 
     Raises:
-        StoreError: There is no such file, Faiss cannot read it, or its type cannot
+        StoreError: The file does not exist, Faiss cannot read it, or its type cannot
             carry offsets.
-        InputError: There is no such metric.
+        InputError: The metric does not exist.
     """
     return FaissStore(path, None if metric is None else Metric.parse(metric))
 
@@ -671,8 +692,8 @@ def read_index(path: str | os.PathLike[str]) -> tuple[faiss.Index, OffsetModel |
     """Read the index in the file `path`, and its model.
 
     Returns:
-        The index, and the model that its offsets are from; None if they are from no
-        model or it is not upgraded.
+        The index and the model that its offsets come from. The model is None if the
+        index is not upgraded or its offsets do not come from a model.
 
     Raises:
         StoreError: Faiss cannot read the file, or its model is missing or belongs to
@@ -687,17 +708,17 @@ def open_url(url: str) -> FaissStore:
     """Open the store behind `faiss:PATH` or `faiss:PATH?metric=cosine`.
 
     Raises:
-        StoreError: There is no such file, Faiss cannot read it, or its type cannot
+        StoreError: The file does not exist, Faiss cannot read it, or its type cannot
             carry offsets.
-        InputError: There is no such metric, or the URL has another option.
+        InputError: The metric does not exist, or the URL has another option.
     """
     place = url.removeprefix("faiss:")
     readings: list[tuple[str, str, str]] = []
-    for name in (place, place.removeprefix("//")):  # faiss://FILE, as URLs are written
-        # A name may have a question mark itself.
+    for name in (place, place.removeprefix("//")):  # faiss://FILE is accepted, too
+        # A file name may contain a question mark.
         readings += [(name, "", ""), name.rpartition("?"), name.partition("?")]
-    there = [reading for reading in readings if os.path.isfile(reading[0])]
-    path, _, query = (there or readings[-1:])[0]
+    existing = [reading for reading in readings if os.path.isfile(reading[0])]
+    path, _, query = (existing or readings[-1:])[0]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:

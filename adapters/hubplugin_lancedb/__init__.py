@@ -1,7 +1,7 @@
-"""hubplugin for LanceDB: candidates are ranked again by offsets in a table beside.
+"""hubplugin for LanceDB: reranks candidates with offsets from a separate table.
 
-`hubplugin.open_store("lancedb:FOLDER/TABLE")` is the store that the jobs of `hubplugin`
-take.
+`hubplugin.open_store("lancedb:FOLDER/TABLE")` opens a store for the jobs of
+`hubplugin`.
 """
 
 __all__: list[str] = []

@@ -1,9 +1,9 @@
 """A LanceDB table as a `Store`: `lancedb:FOLDER/TABLE`.
 
-The table has a column `id` and a column `vector`, compared by cosine. Beside a table
-"photos" the offsets lie in "photos__hubplugin_WORD", their model in
-"photos__hubplugin_WORD_model", and the manifest in the schema of "photos__hubplugin".
-"photos" itself is never written to: each of its versions is its user's.
+The table has a column `id` and a column `vector`, compared by cosine. For a table
+"photos", the offsets are in the table "photos__hubplugin_WORD", the model is in
+"photos__hubplugin_WORD_model", and the manifest is in the schema of
+"photos__hubplugin". Nothing is written to "photos", so all its versions are the user's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_url(url: str) -> LanceStore:
     """Open the store behind `lancedb:FOLDER/TABLE`, which may end in `?record=FOLDER`.
 
     Raises:
-        StoreError: There is no such table.
+        StoreError: The table does not exist.
     """
     path, _, record = url.removeprefix("lancedb:").partition("?record=")
     folder, _, table = path.rpartition("/")
@@ -51,7 +51,7 @@ def open_url(url: str) -> LanceStore:
 
 
 class LanceStore(CandidateStore):
-    """See `hubplugin.store.Store`."""
+    """A LanceDB table as a store. See `hubplugin.store.Store` for its methods."""
 
     metric = Metric.COSINE
     shared = True
@@ -66,7 +66,7 @@ class LanceStore(CandidateStore):
         self.folder = Path(folder)
         self.name = f"{table}__hubplugin"
         database = ErrorTranslator(lancedb, self.url, ERRORS)
-        newest = timedelta(0)  # each request reads what was written last, by whomever
+        newest = timedelta(0)  # each request reads the latest version from any writer
         self._database = database.connect(folder, read_consistency_interval=newest)
         self.table = self._database.open_table(table)
         columns = dict(zip(self.fields(), self.table.schema.types, strict=True))
@@ -110,15 +110,15 @@ class LanceStore(CandidateStore):
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
         search = self.table.search([*queries], vector_column_name="vector")
-        # With a refine factor, an index that holds codes answers with the distances of
-        # the vectors themselves.
+        # With a refine factor, an index of codes returns the distances of the original
+        # vectors.
         search = search.distance_type("cosine").limit(count).refine_factor(1)
         search = search.select(["id", "vector", "_distance"]).where(self._condition)
         answer = search.to_arrow().sort_by("_distance")
         found = list[Candidates]()
         for query in range(len(queries)):
             rows = answer
-            if len(queries) > 1:  # LanceDB gives no query_index for a single query
+            if len(queries) > 1:  # a single query has no query_index
                 rows = answer.filter(pc.field("query_index") == query)
             found.append(
                 {
@@ -139,9 +139,9 @@ class LanceStore(CandidateStore):
         return filtered
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raise StoreError if rows share an id or have none, or a write would fail.
+        """Raise StoreError if ids are missing or not unique, or a write would fail.
 
-        There may be no room for offsets in the folder.
+        A write fails if the folder lacks room for the offsets.
         """
         super().require_writable(dry_run=dry_run)
         rows = self.table.search().where("vector IS NOT NULL").select(["id"])
@@ -184,8 +184,8 @@ class LanceStore(CandidateStore):
         if place is not None:
             if self.mark(place) is None:
                 return
-            # A table is dropped file by file, and a kill meanwhile would bring an older
-            # version back: leave none. LanceDB warns that readers of those may fail.
+            # A table is dropped file by file, so a kill could bring back an older
+            # version: delete those first. LanceDB warns that their readers may fail.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 place.optimize(cleanup_older_than=timedelta(0))
@@ -200,7 +200,7 @@ def as_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def as_literal(id: Id) -> str:
-    """Return an id as it stands in a filter."""
+    """Return an id as a literal for a filter."""
     if isinstance(id, int):
         return str(id)
     return "'" + id.replace("'", "''") + "'"

@@ -1,12 +1,12 @@
 """hubplugin for PostgreSQL with pgvector: offsets in a column beside the vectors.
 
 Searches use an index over vector and offset. Every job takes
-`hubplugin.open_store("postgresql://user@host/db?table=photos")`; `order_by` is for an
-application's own searches, `offsets` for its inserts.
+`hubplugin.open_store("postgresql://user@host/db?table=photos")`. An application uses
+`order_by` for its searches and `offsets` for its inserts.
 
-The modules: `store` is the contract of `hubplugin.store`. It reads and writes the table
-that `schema` describes, keeps versions in `metadata`, and sends SQL by `database`.
-`requests` has the SQL of a ranking.
+The module `store` implements the contract of `hubplugin.store`. It reads and writes the
+table that `schema` describes, keeps versions through `metadata`, and sends SQL through
+`database`. The module `requests` builds the SQL of a ranking.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
         session.scalars(select(Photo).order_by(order.sqlalchemy()).limit(10))
         Photo.objects.order_by(order.django())[:10]
 
-    It is written as the index has it. Each call asks the database in one short
-    transaction which correction is active, and applies its query map.
+    It uses the same expression as the index. Each call reads the active correction in
+    one short transaction, and applies its query map.
 
     Args:
-        store: What `hubplugin.open_store` opens.
-        query: The raw query [d].
-        alias: What the statement calls the table; "" where no other table has columns
-            of the same names.
+        store: The store from `hubplugin.open_store`.
+        query: The raw query, [d].
+        alias: The name of the table in the statement. "" if no other table has columns
+            with the same names.
 
     Raises:
         InputError: The query has another shape.
@@ -48,19 +48,19 @@ def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderB
 
 
 def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
-    """Return offsets of new vectors, for the column `hub_offset` of new rows.
+    """Return the offsets of new vectors, for the column `hub_offset` of new rows.
 
         INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
 
-    A row without an offset is found by its raw similarity until `hubplugin refresh`.
+    A row without an offset is ranked by its raw similarity until `hubplugin refresh`.
 
     Args:
-        store: What `hubplugin.open_store` opens. It reads the model again where another
-            one is active.
-        vectors: The targets [n, d].
+        store: The store from `hubplugin.open_store`. It reads the model again if
+            another one has become active.
+        vectors: The targets, [n, d].
 
     Returns:
-        float32 [n].
+        The offsets, float32 [n].
 
     Raises:
         StoreError: No correction is active.

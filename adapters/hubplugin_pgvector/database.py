@@ -1,4 +1,4 @@
-"""A PostgreSQL database, connected to when first needed. Each error is one line."""
+"""A connection to PostgreSQL, opened when first needed, with errors of one line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
 
 OPTIONS = ("table", "vector", "key", "metric", "index", "record")
 WAIT = 20
-"""Seconds that a statement waits for a lock before it gives up, unless lock_timeout is
-set."""
+"""The seconds that a statement waits for a lock, unless lock_timeout is set."""
 
 WAIT_FOR_TABLE = 5
-"""The same for a change of the table: whoever comes behind it waits as long."""
+"""The same for a change of the table. Later statements of others wait behind it."""
 
 LIMIT_WAIT = """
 SELECT CASE WHEN current_setting('lock_timeout') = '0'
@@ -39,18 +38,18 @@ UNREADABLE = (
 
 
 NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
-"""What libpq refuses, and repeats."""
+"""Matches % escapes that libpq rejects with an error that repeats the secret."""
 
 
 def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
-    """Split a URL into what libpq, errors and this adapter need.
+    """Split a URL into the parts for libpq, for error messages and for this adapter.
 
     Returns:
-        The URL for libpq, `url` without its secrets, and those of its options that are
-        `OPTIONS`.
+        The URL for libpq, the URL without secrets, and the options listed in `OPTIONS`.
 
     Raises:
-        StoreError: A password may have cut the URL in two. None of it is repeated.
+        StoreError: The URL cannot be split safely, perhaps because of characters in a
+            password. The message does not repeat any of it.
     """
     try:
         parts = urlsplit(url)
@@ -67,34 +66,34 @@ def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
             "with a plain one"
         )
     ours = {name: options.pop(name) for name in OPTIONS if name in options}
-    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a
-    # local server is named.
+    # urlunsplit would drop the slashes of a URL without a host, which names a local
+    # server.
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
     for_libpq = f"{place}?{urlencode(options, quote_via=quote)}"
     return for_libpq, without_secrets(url), ours
 
 
 class Passing(StoreError):
-    """Raised for what may pass: a lock of others, a server that stops, a full disk."""
+    """Raised for temporary faults: a lock, a server that stops, or a full disk."""
 
 
 class Deadlock(Passing):
-    """Raised if two transactions waited for each other, and the server ended this one."""
+    """Raised if two transactions waited for each other and the server ended this one."""
 
 
 WAITS = 0.2, 1.0, 3.0
-"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for
-deadlocks once a second."""
+"""The seconds before each retry after a deadlock. PostgreSQL detects deadlocks after a
+second."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
 def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Return `method`, tried again after deadlocks. Its transactions do all or nothing.
+    """Return `method` with retries after deadlocks, since transactions are atomic.
 
-    Deadlocks happen with another run, or with what the server still does for a run that
-    was killed.
+    Deadlocks happen with another run, or with a statement that the server still
+    executes for a killed run.
     """
 
     @functools.wraps(method)
@@ -110,9 +109,9 @@ def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 class Database:
-    """The database at `conninfo`, by one connection.
+    """A database that is used through one connection.
 
-    Each statement is a transaction of its own. Errors name `url`.
+    Outside `transaction`, each statement is a separate transaction. Errors name `url`.
     """
 
     def __init__(self, conninfo: str, url: str):
@@ -121,7 +120,7 @@ class Database:
         self._connection: psycopg.Connection[Any] | None = None
 
     def run(self, statement: str, parameters: Parameters = ()) -> list[Any]:
-        """Run a statement. Return its rows, each a tuple, if it gives any."""
+        """Run a statement and return its rows as tuples. Without rows, return []."""
         with self.transaction():
             cursor = self._connect().cursor(binary=True)
             cursor.execute(cast(Any, statement), parameters)
@@ -130,10 +129,10 @@ class Database:
             return cursor.fetchall()
 
     def run_alone(self, statement: str) -> None:
-        """Run a statement that no transaction can hold: CREATE INDEX CONCURRENTLY.
+        """Run a statement outside a transaction, such as CREATE INDEX CONCURRENTLY.
 
-        It waits for older transactions as long as `WAIT` says. The session is given
-        back as it was.
+        It waits up to `WAIT` seconds for older transactions, then restores the
+        session's settings.
         """
         with self._translate_errors():
             connection = self._connect()
@@ -146,10 +145,10 @@ class Database:
 
     @contextmanager
     def transaction(self, *, wait: float | None = None) -> Iterator[None]:
-        """Do all or nothing; within another transaction, be a part of it.
+        """Run the block in a transaction, or in the one that is already open.
 
-        wait: The most seconds to wait for a lock, by default `WAIT`. Nothing is set for
-            longer than the transaction, since a pooler gives the session to others.
+        wait: The maximum seconds to wait for a lock, by default `WAIT`. The limit ends
+            with the transaction, since a pooler may share the session.
         """
         with self._translate_errors():
             connection = self._connect()
@@ -173,15 +172,15 @@ class Database:
                 self._conninfo,
                 autocommit=True,
                 application_name="hubplugin",
-                prepare_threshold=None,  # they stay in a session, which may be a pooler's
+                prepare_threshold=None,  # a pooler may share the session's statements
             )
         return self._connection
 
 
 def quote_name(*parts: str) -> str:
-    """Return a name as it stands in a statement. Parts that are empty are left out.
+    """Return a quoted name for a statement. Empty parts are left out.
 
-    Each % is doubled, as psycopg and Django read statements with parameters.
+    Each % is doubled, since psycopg and Django use % for parameters.
     """
     name = sql.Identifier(*filter(None, parts))
     return name.as_string(None).replace("%", "%%")
@@ -211,12 +210,15 @@ ADVICE: dict[type[psycopg.Error], str] = {
     psycopg.OperationalError: LOST,  # the connection fails or is lost
 }
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
-"""How a SQLSTATE begins: the connection, a rollback, what is used up, a lock of others,
-what an operator or the system did, and faults of the server itself."""
+"""The first characters of SQLSTATEs for temporary faults.
+
+They stand for faults of the connection, rollbacks, exhausted resources, locks,
+interventions by an operator, system errors and internal errors of the server.
+"""
 
 
 def as_store_error(error: psycopg.Error, url: str) -> StoreError:
-    """Return a StoreError of one line: `url`, what went wrong, what to do."""
+    """Return a StoreError of one line with `url`, the fault and advice."""
     message = error.diag.message_primary or str(error) or type(error).__name__
     line = f"{url}: {message}"
     if error.diag.message_detail:
@@ -226,7 +228,7 @@ def as_store_error(error: psycopg.Error, url: str) -> StoreError:
     line = " ".join(line.split())
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock(line)
-    # The client's own errors, such as a lost connection, have no SQLSTATE.
+    # Errors raised by the client, such as a lost connection, have no SQLSTATE.
     if error.sqlstate is None or error.sqlstate.startswith(PASSING):
         return Passing(line)
     return StoreError(line)

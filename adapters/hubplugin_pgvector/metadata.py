@@ -1,7 +1,7 @@
-"""The documents that a database keeps of corrections, in a table in a schema of ours.
+"""The documents about corrections, in the table `hubplugin.corrections`.
 
-Document 0 of a vector column is its manifest, any other the model of the version of
-that number. A column is known by the name of its table, with the schema, and its own.
+Document 0 of a vector column is the manifest. Document n is the model of version n. A
+column is identified by its name and by the table's schema and name.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s
 OURS = "target = %(target)s AND vector = %(vector)s"
 ONE = f"{OURS} AND number = %(number)s"
 MANIFEST = 0
-"""The number of its document."""
+"""The number of the manifest's document."""
 MEND = "drop the schema hubplugin and the columns hub_offset... of the table, and apply again"
 BASE = rf"^(.+_)?{OFFSET}$"
 COLUMN = rf"^(.+_)?{OFFSET}(_v\d+)?$"
-"""What columns of ours are called: `remove` drops nothing else."""
+"""Matches the names of offset columns. `remove` drops no other columns."""
 
 
 class ColumnVersion(Version):
-    """A version, whose offsets lie in a column of the table.
+    """A version whose offsets are stored in a column of the table.
 
-    base: what the column is called while the version is active. column: what it is
-    called now. scale: see `requests`.
+    base: The name of the column while the version is active.
+    column: The current name of the column.
+    scale: The scale of the extra dimension; see `requests`.
     """
 
     base: str = Field(pattern=BASE)
@@ -61,10 +62,10 @@ class ColumnVersion(Version):
 
 
 class DocumentStore(ManifestStore[ColumnVersion]):
-    """A store whose manifest and models are documents of one vector column.
+    """A store that keeps the manifest and models of a vector column as documents.
 
-    Its offsets lie in columns beside that. A change of the manifest and of the columns
-    is one transaction.
+    The offsets are stored in other columns of the table. The manifest and the columns
+    change in one transaction.
     """
 
     database: Database
@@ -72,16 +73,19 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep other runs from changing any correction until the end."""
+        """Keep other runs from changing any correction until the transaction ends."""
         with self.database.transaction(wait=WAIT_FOR_TABLE):
+            # The advisory lock keeps out other changes, even before the table of
+            # documents exists. The row lock waits for writes of offsets, which lock
+            # the documents FOR SHARE.
             self.database.run("SELECT pg_advisory_xact_lock(hashtext('hubplugin'))")
             self.lock("FOR UPDATE")
             yield
 
     def lock(self, mode: str) -> None:
-        """Wait until no other run writes or changes this correction.
+        """Lock this correction's documents until the transaction ends.
 
-        mode: FOR SHARE or FOR UPDATE.
+        mode: "FOR SHARE" to write offsets, "FOR UPDATE" to change the manifest.
         """
         self._documents("number", f"{OURS} {mode}")
 
@@ -96,7 +100,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._write(MANIFEST, manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
-        """Delete the manifest, and the table and its schema if nothing else is left."""
+        """Delete the manifest, and also the table and its schema if nothing is left."""
         if not self.has_documents():
             return
         self._delete(MANIFEST)
@@ -128,14 +132,15 @@ class DocumentStore(ManifestStore[ColumnVersion]):
                 self._alter("DROP COLUMN IF EXISTS {}", version.column)
 
     def base_column(self) -> str:
-        """Return what a first version calls its column.
+        """Return the name of the offset column for a first version.
 
-        It has another name where one more vector of the table is corrected.
+        If another vector column of the table is corrected, it includes the name of this
+        vector column.
         """
         others = "target = %(target)s AND vector <> %(vector)s"
         if not self._documents("number", others):
             return OFFSET
-        # PostgreSQL cuts names behind 63 bytes.
+        # PostgreSQL truncates names after 63 bytes.
         start = self.table.vector.encode()[:40].decode(errors="ignore")
         return f"{start}_{OFFSET}"
 
@@ -152,10 +157,10 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return ColumnVersion.of(model, number, base=base, column=column, scale=scale)
 
     def switch(self, version: ColumnVersion) -> None:
-        """Activate a version, in one transaction with the columns.
+        """Activate a version and rename its column, in one transaction.
 
-        The column of the previous version goes, and the column of this one takes its
-        name, so that SQL which names it stays as it is.
+        The column of the previous version is dropped, and the new column takes over its
+        name. So SQL that uses the name still works.
         """
         with self.changing():
             manifest = self.require_owner(version)
@@ -168,8 +173,8 @@ class DocumentStore(ManifestStore[ColumnVersion]):
             self.clear()
 
     def has_documents(self) -> bool:
-        """Return True if their table is there."""
-        # By a query: to_regclass may know nothing of what another run has just made.
+        """Return True if the table of documents exists."""
+        # to_regclass might miss a table that another run has just created.
         return bool(self.database.run(EXISTS))
 
     def _names(self, **more: object) -> dict[str, object]:
@@ -178,7 +183,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return {"target": target, "vector": self.table.vector, **more}
 
     def _documents(self, columns: str, condition: str, **more: object) -> list[Any]:
-        """Return `columns` of the documents with `condition`."""
+        """Return `columns` of the documents that satisfy `condition`."""
         if not self.has_documents():
             return []
         query = f"SELECT {columns} FROM hubplugin.corrections WHERE {condition}"
@@ -191,7 +196,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def _write(self, number: int, content: bytes) -> None:
         if not self.has_documents():
-            # Not IF NOT EXISTS: that asks for the right to create it all the same.
+            # IF NOT EXISTS would require the right to create it in any case.
             if not self.database.run(HAS_SCHEMA):
                 self.database.run("CREATE SCHEMA hubplugin")
                 self.database.run(f"COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'")

@@ -1,13 +1,13 @@
-"""Pure: how SQL ranks by the corrected score, and what a client needs to say so.
+"""SQL expressions that rank by the corrected score. This module does no I/O.
 
-A target is indexed as one vector of d + 1 components. A query is compared with it:
+A target is indexed as one vector of d + 1 components and compared with a query:
 
     cosine      [t/|t|, offset / scale]            by <#> with [q/|q|, scale]
     dot         [t, offset / scale]                by <#> with [q, scale]
     euclidean   [t, sqrt(2 (scale - offset))]      by <-> with [q, 0]
 
-A row without an offset has the offset 0: nothing that another program inserts can fail,
-or be lifted or sunk.
+A row without an offset counts with offset 0, so other programs can insert rows without
+an error and without a change of their rank.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ OPERATORS = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     """Return the scale of the extra dimension for the offsets of `model`.
 
-    It is a power of two. Under Euclidean distance it is no smaller than any offset, 0
-    among them. Otherwise it is near the one by which an index of inner products finds
-    most.
+    It is a power of two. For Euclidean distance, it is at least the largest offset, and
+    positive. For other metrics, it is near the scale with the best recall in an index
+    of inner products.
 
-    The scale of the `previous` version is kept if it will do, so that SQL outlives a
-    refit; None is no previous version.
+    The scale of the `previous` version is kept if it is suitable, so that SQL remains
+    valid after a refit. `previous` is None if there is no such version.
     """
     if model.metric is Metric.EUCLIDEAN:
-        least = max(largest_offset(model), 1e-6)
-        if previous is not None and previous >= least:
+        smallest_scale = max(largest_offset(model), 1e-6)
+        if previous is not None and previous >= smallest_scale:
             return previous
-        return 2.0 ** math.ceil(math.log2(least))
+        return 2.0 ** math.ceil(math.log2(smallest_scale))
     best = query_component(model)
     if previous is not None and best / 4 <= previous <= best * 4:
         return previous
@@ -57,16 +57,17 @@ def scale_of(model: OffsetModel, previous: float | None = None) -> float:
 
 @dataclass(frozen=True)
 class OrderBy:
-    """An ORDER BY for one query.
+    """The ORDER BY expression for one query.
 
-    `sql` has one placeholder %s, for the text in `parameters`.
+    sql: The expression, with one placeholder %s.
+    parameters: The text for the placeholder.
     """
 
     sql: str
     parameters: Sequence[str]
 
     def sqlalchemy(self) -> TextClause:
-        """Return the order for `select(...).order_by(...)` of SQLAlchemy."""
+        """Return the order for SQLAlchemy's `select(...).order_by(...)`."""
         from sqlalchemy import text
 
         escaped = (
@@ -77,7 +78,7 @@ class OrderBy:
         return text(escaped).bindparams(hub_query=self.parameters[0])
 
     def django(self) -> RawSQL:
-        """Return the order for `Model.objects.order_by(...)` of Django."""
+        """Return the order for Django's `Model.objects.order_by(...)`."""
         from django.db.models.expressions import RawSQL
 
         return RawSQL(self.sql, list(self.parameters))
@@ -87,11 +88,11 @@ class OrderBy:
 class Order:
     """A ranking in SQL, for any query.
 
-    distance: The expression of an ORDER BY. The query is its one parameter.
-    component: What a query has behind its own components; empty if nothing.
+    distance: The ORDER BY expression. The query is its only parameter.
+    component: The components to append to a query; empty if there are none.
     peak: The score at distance 0.
-    halves_square: True if a score falls by half the square of the distance, and not by
-        the distance itself.
+    halves_square: True if a score falls by half the squared distance, False if it falls
+        by the distance.
     """
 
     distance: str
@@ -102,7 +103,7 @@ class Order:
     def by(self, query: np.ndarray) -> OrderBy:
         """Return the ORDER BY for `query` [d].
 
-        Each number is as short as float32 allows.
+        Its numbers are as short as float32 allows.
         """
         numbers = np.array([*query, *self.component], np.float32)
         return OrderBy(self.distance, ["[" + ",".join(map(str, numbers)) + "]"])
@@ -115,9 +116,9 @@ class Order:
 
 
 def raw_order(table: VectorTable) -> Order:
-    """Return the user's own ranking of `table`.
+    """Return the uncorrected ranking of `table`.
 
-    pgvector has the distance 1 - s for cosine, -s for dot, and |q - t| for euclidean,
+    pgvector's distance is 1 - s for cosine, -s for dot, and |q - t| for euclidean,
     where s = -|q - t|^2 / 2.
     """
     vector = quote_name(table.vector)
@@ -131,7 +132,7 @@ def raw_order(table: VectorTable) -> Order:
 def exact_order(table: VectorTable, column: str, alias: str = "") -> Order:
     """Return the corrected ranking without an index.
 
-    Queries are at unit length for cosine, and mapped if the model has a query map.
+    Queries must be of unit length for cosine, and mapped if the model has a query map.
 
     Args:
         table: The table.
@@ -148,9 +149,13 @@ def exact_order(table: VectorTable, column: str, alias: str = "") -> Order:
 def indexed_order(
     table: VectorTable, column: str, scale: float, alias: str = ""
 ) -> Order:
-    """Return the ranking of `exact_order` by the index.
+    """Return the same ranking as `exact_order`, but by the index.
 
-    scale: That of its extra dimension.
+    Args:
+        table: The table.
+        column: The column of the offsets.
+        scale: The scale of the extra dimension in the index.
+        alias: The name of the table in a query; "" if the query needs none.
     """
     expression = indexed_expression(table, column, scale, alias)
     query = f"%s::{table.index}({table.dim + 1})"
@@ -163,7 +168,7 @@ def indexed_order(
 def indexed_expression(
     table: VectorTable, column: str, scale: float, alias: str = ""
 ) -> str:
-    """Return the vector of d + 1 components that the index is built over, in SQL."""
+    """Return the SQL expression of the indexed vector of d + 1 components."""
     vector, offset = _expressions(table, column, alias)
     if table.metric is Metric.EUCLIDEAN:
         offset = f"sqrt(2 * greatest({scale} - {offset}, 0))"
@@ -174,7 +179,10 @@ def indexed_expression(
 
 
 def _expressions(table: VectorTable, column: str, alias: str) -> tuple[str, str]:
-    """Return the vector in SQL, at unit length for cosine, and its offset."""
+    """Return the SQL expressions of a vector and of its offset.
+
+    The vector is normalised for cosine.
+    """
     vector = quote_name(alias, table.vector)
     if table.metric is Metric.COSINE:
         vector = f"l2_normalize({vector})"
@@ -190,13 +198,13 @@ def explain(
     *,
     is_mapped: bool,
 ) -> Explanation:
-    """Return how SQL asks for the k nearest of a query: by the index, and exactly.
+    """Return SQL for the k nearest targets, by the index and exactly.
 
     Args:
         table: The table.
         order: The order of a search.
         exact: The order without an index, which may be the same.
-        query: As an `Order` takes it [d].
+        query: The query, prepared for `order`, [d].
         k: The number of results.
         is_mapped: True if `query` went through a query map.
     """
@@ -208,10 +216,10 @@ def explain(
         hint = f"the vector is {unit}, then {order.component[0]:g}"
 
     def select(by: OrderBy) -> str:
-        """Return the statement that ranks `by`, its parameter filled in, for people."""
+        """Return the statement ordered `by`, with its parameter filled in."""
         key = quote_name(table.key.name)
         statement = f"SELECT {key} FROM {table.identifier} ORDER BY {by.sql} LIMIT {k};"
-        # `by.sql` is for a driver, to which % in a name is %%.
+        # In `by.sql`, each % of a name is doubled for the driver.
         return statement.replace("%s", f"'{by.parameters[0]}'").replace("%%", "%")
 
     ordered = order.by(query)

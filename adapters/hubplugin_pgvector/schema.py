@@ -1,6 +1,6 @@
-"""What a store corrects, and the index that is built beside it.
+"""The vector column that a store corrects, and the index over its offsets.
 
-It corrects a vector column of a table, as the catalog of PostgreSQL knows it.
+PostgreSQL's catalog is read to find and describe the column.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hubplugin_pgvector.database import Database, quote_name
 
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
-"""The most dimensions that an index of each type can have."""
+"""The maximum dimensions of an index of each type."""
 LOOKED_AT = 10_000
-"""Rows of a column without a dimension, which tell what it holds."""
+"""The number of rows read to name the dimensions in a column without a fixed one."""
 INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
-"""By the second word of an operator class."""
+"""The metrics, by the second word of an operator class's name."""
 TABLE = """
 SELECT c.oid::bigint, nspname::text, relname::text, relkind = 'r'
     AND NOT EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid))
@@ -40,7 +40,7 @@ SELECT split_part(opcname, '_', 2),
     WHERE indrelid = %s AND attname = %s AND amname IN ('hnsw', 'ivfflat')
     AND opcname ~ '_(cosine|ip|l2)_' ORDER BY amname = 'hnsw'
 """
-"""The metric and the options of each index on a column; those of HNSW come last."""
+"""Selects the metric and the options of each index on a column, HNSW last."""
 KEYS = """
 SELECT attname::text, format_type(atttypid, -1)
     FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
@@ -57,7 +57,7 @@ SELECT string_agg(name, ', ' ORDER BY name) FROM (
         WHERE ev_class = %(oid)s AND ev_type = '2' AND ev_enabled IN ('O', 'A')
     ) AS fires (name)
 """
-"""What fires on an update of the offsets."""
+"""Selects the triggers and rules that fire when offsets are updated."""
 LACKING = """
 SELECT CASE
     WHEN current_setting('transaction_read_only') = 'on'
@@ -80,21 +80,22 @@ SELECT CASE
             'BYPASSRLS, or as the owner of the table, without FORCE ROW LEVEL SECURITY'
     END FROM pg_class c WHERE oid = %(oid)s
 """
-"""What keeps the role from writing offsets to every row: a right, or hidden rows."""
+"""Selects why the role cannot write offsets to every row: a right or hidden rows."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """The column that tells one row from another.
+    """The column that identifies rows.
 
-    An id is an int where the column has whole numbers, else the text of the column.
+    An id is an int if the column's type is an integer type, otherwise the column's
+    text.
     """
 
     name: str
     type: str
 
     def id(self, table: str = "") -> str:
-        """Return the id of a row in SQL, of `table` if others have the same names."""
+        """Return the SQL expression of a row's id, qualified by `table` if given."""
         column = quote_name(table, self.name)
         if self.type in INTEGERS:
             return column
@@ -105,10 +106,16 @@ class Key:
 class VectorTable:
     """A vector column of a table.
 
-    oid: what PostgreSQL calls the table. vector: the column, of `dim` components and of
-    a `type` of pgvector. index: the type of the index that corrected searches use,
-    "vector" or "halfvec"; "none" if they use none.
-    options: those of the HNSW index that the user has on the column.
+    oid: PostgreSQL's identifier of the table.
+    schema, name: The schema and the name of the table.
+    vector: The name of the column.
+    type: The column's pgvector type.
+    dim: The number of components.
+    metric: The metric by which vectors are compared.
+    key: The column that identifies rows.
+    index: The type of the index for corrected searches, "vector" or "halfvec", or
+        "none" for searches without an index.
+    options: The options of the user's HNSW index on the column.
     """
 
     oid: int
@@ -128,26 +135,26 @@ class VectorTable:
 
     @property
     def has_vector(self) -> str:
-        """The condition on rows that have something to correct."""
+        """The SQL condition for rows that have a vector."""
         return f"{quote_name(self.vector)} IS NOT NULL"
 
 
 def read_columns(database: Database, oid: int) -> dict[str, tuple[str, int]]:
-    """Return the columns of the table `oid` as they are now: type and type modifier."""
+    """Return the current columns of the table `oid`, with type and type modifier."""
     rows = database.run(COLUMNS, (oid,))
     return {name: (kind, modifier) for name, kind, modifier in rows}
 
 
 def read(database: Database, options: Mapping[str, str]) -> VectorTable:
-    """Read which column a URL names.
+    """Find the column that a URL names, and read its description.
 
     Args:
         database: The database of the URL.
-        options: Those of the URL: `table` and, where it is not plain, `vector`, `key`,
-            `metric` and `index`. Names are written as in SQL.
+        options: The options of the URL: `table` and, unless the default is unambiguous,
+            `vector`, `key`, `metric` and `index`. Names are written as in SQL.
 
     Raises:
-        StoreError: A name stands for nothing, or the column cannot carry offsets.
+        StoreError: A name does not exist, or the column cannot carry offsets.
     """
     url = database.url
     oid, schema, name = _find_table(database, options.get("table"))
@@ -183,9 +190,9 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
 
 
 def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
-    """Return the oid of `table`, its schema and its name.
+    """Return the oid, the schema and the name of `table`.
 
-    Raises StoreError if there is none, or it cannot carry offsets.
+    Raises StoreError if it does not exist or cannot carry offsets.
     """
     url = database.url
     if not table:
@@ -210,14 +217,14 @@ def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
 
 
 def _parse_name(name: str) -> str:
-    """Return a column name as SQL reads it: in lower case, or as it is in quotes."""
+    """Return the name of a column as SQL reads it: in lower case unless quoted."""
     if len(name) > 1 and name[0] == name[-1] == '"':
         return name[1:-1].replace('""', '"')
     return name.lower()
 
 
 def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the column that is meant, of those whose `names` are given."""
+    """Return the column from `names` that the URL names, or the only one."""
     meant = names
     if "vector" in options:
         named = _parse_name(options["vector"])
@@ -235,7 +242,7 @@ def _read_metric(
 ) -> tuple[Metric, str]:
     """Return the metric, and the options of the HNSW index for it.
 
-    The URL names the metric, or the indexes on the column do.
+    The metric comes from the URL, or by default from the indexes on the column.
     """
     rows = database.run(INDEXES, (oid, vector))
     by_metric = {METRICS[name]: index_options for name, index_options in rows}
@@ -254,7 +261,7 @@ def _read_metric(
 
 
 def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int) -> str:
-    """Return the type of the index: that of the column, or what the URL names."""
+    """Return the type of the index from the URL, by default the column's type."""
     index = options.get("index", sql_type)
     if index not in (*MOST_DIMENSIONS, "none"):
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
@@ -270,7 +277,7 @@ def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int)
 
 
 def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
-    """Return the primary key, or the unique column that is named."""
+    """Return the unique column that the URL names, by default the primary key."""
     named = None
     lack = "has no primary key of one column"
     if "key" in options:
@@ -288,15 +295,15 @@ def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
 def build_index(
     database: Database, table: VectorTable, name: str, expression: str
 ) -> None:
-    """Build an index while others read and write.
+    """Build an index without blocking reads and writes.
 
-    One that was cut off is built anew.
+    An incomplete index from an interrupted build is replaced.
 
     Args:
         database: The database.
         table: The table.
         name: The name of the index.
-        expression: What is indexed, in SQL: a vector of `table.index`.
+        expression: The SQL expression to index, of the type `table.index`.
 
     Raises:
         StoreError: An index of another table has that name, or the build fails.

@@ -31,7 +31,9 @@ from hubplugin_pgvector.requests import Order
 
 try:
     from pgvector import Vector
-except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
+except (
+    ImportError
+):  # before 0.4; LangChain's PostgreSQL package requires such a version
     from pgvector.utils import Vector  # type: ignore[import-not-found,no-redef]
 
 HAS_PGVECTOR = """
@@ -39,32 +41,35 @@ SELECT FROM pg_extension
     WHERE extname = 'vector' AND string_to_array(extversion, '.')::int[] >= '{0, 8}'
 """
 PAGE = 2048
-"""Rows in one statement, of reads and of writes."""
+"""The number of rows that one statement reads or writes."""
 
 
 def open_url(url: str) -> PgvectorStore:
     """Open the store behind a URL.
 
     An example is `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
-    Options of the URL, beside those of libpq; passwords are best kept in PGPASSFILE or
-    a service file:
+    Passwords are best kept in PGPASSFILE or a service file. The URL may have these
+    options besides those of libpq:
 
-        table   as in SQL, with its schema where it is not on the search path
+        table   as in SQL, with its schema if that is not on the search path
         vector  the column, by default the only one of type vector or halfvec
-        key     the column that tells rows apart, by default the primary key
+        key     the column that identifies rows, by default the primary key
         metric  cosine, dot or euclidean, by default that of the index on the column
         index   the type of the corrected index, "vector" or "halfvec", by default that
-                of the column; "none": no index
+                of the column; "none" for no index
         record  the folder of a `hubplugin.Recorder`
 
-    Raises StoreError if the server cannot be reached, or the column is not there or
-    cannot carry offsets.
+    Raises StoreError if the server cannot be reached, or if the column does not exist
+    or cannot carry offsets.
     """
     return PgvectorStore(url)
 
 
 class PgvectorStore(DocumentStore):
-    """See `open_url`, and `hubplugin.store.Store`, which says what each method does."""
+    """A vector column as a store.
+
+    See `open_url` for its URL and `hubplugin.store.Store` for its methods.
+    """
 
     shared = True
     maps_queries = True
@@ -123,14 +128,14 @@ class PgvectorStore(DocumentStore):
         return list(schema.read_columns(self.database, self.table.oid))
 
     def batches(self, offset: str | None, field: str | None = None) -> Iterator[Batch]:
-        """Yield all targets, in the order of their key.
+        """Yield all targets, ordered by key.
 
-        Each batch is a statement of its own, so that a scan of hours keeps no vacuum
-        from its work and no index from being built.
+        Each batch is read by a separate statement. So even a scan of several hours does
+        not hold up vacuums and index builds.
 
         Args:
-            offset: The column of the offsets; without one they are NaN.
-            field: The column of the values; without one they are None.
+            offset: The column of the offsets. If it is None, the offsets are NaN.
+            field: The column of the values. If it is None, the values are None.
         """
         table = self.table
         key = quote_name("target", table.key.name)
@@ -164,8 +169,8 @@ class PgvectorStore(DocumentStore):
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if offsets cannot be written to every row.
 
-        A column of another origin lies where they would, or the role lacks a right, or
-        does not see all rows.
+        Another column may have their name, or the role may lack a right or not see all
+        rows.
         """
         wrong = "".join(self.attention())
         if not wrong and not dry_run:
@@ -174,10 +179,7 @@ class PgvectorStore(DocumentStore):
             raise StoreError(f"{self.url}: {wrong}")
 
     def attention(self) -> Sequence[str]:
-        """Return a line on a column that lies where offsets would, if there is one.
-
-        It belongs to no correction.
-        """
+        """Return a line if a column has the name of the offsets without a correction."""
         base = self.base_column()
         if base not in self.fields() or self.read_manifest().everything:
             return []
@@ -188,7 +190,7 @@ class PgvectorStore(DocumentStore):
         ]
 
     def describe(self, query: str) -> str:
-        """Return what `schema.LACKING` or `TRIGGERS` says of the table, if anything."""
+        """Return the text that `schema.LACKING` or `TRIGGERS` selects, or ""."""
         rows = self.database.run(query, {"oid": self.table.oid})
         return rows[0][0] or ""
 
@@ -209,7 +211,9 @@ class PgvectorStore(DocumentStore):
         order = self.order(version)
         search = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
         plan = self.database.run(search, order.by(query).parameters)
-        if version.index in json.dumps(plan):
+        # A node of the plan has the index as "Index Name", if any node uses it.
+        is_used = f'"{version.index}"' in json.dumps(plan)
+        if is_used:
             return [f"{place}; a search uses the index {version.index}"]
         return [
             f"{place}; a search reads all rows and not the index {version.index}: where "
@@ -231,9 +235,9 @@ class PgvectorStore(DocumentStore):
         run = self.database.run
         with self.database.transaction():
             run("SET TRANSACTION READ ONLY")
-            # A filtered search goes on in the index until it has found enough.
+            # Let a filtered search continue in the index until it has enough rows.
             run("SET LOCAL hnsw.iterative_scan = 'strict_order'")
-            # The lock keeps a switch from coming between the manifest and the rows.
+            # The lock prevents a switch between reading the manifest and the rows.
             run(f"LOCK TABLE {self.table.identifier} IN ACCESS SHARE MODE")
             order = requests.raw_order(self.table)
             version = None if raw else self.active()
@@ -254,18 +258,18 @@ class PgvectorStore(DocumentStore):
         )
 
     def order(self, version: ColumnVersion, alias: str = "") -> Order:
-        """Return how searches by `version` rank.
+        """Return the ranking for searches corrected by `version`.
 
-        alias: What they call the table; "" if they need no name for it.
+        alias: The name of the table in the search; "" if it needs none.
         """
         if self.table.index == "none":
             return requests.exact_order(self.table, version.column, alias)
         return requests.indexed_order(self.table, version.column, version.scale, alias)
 
     def map_queries(self, queries: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """Return `queries` [m, d] as `order` takes them for `version`.
+        """Return `queries` [m, d] prepared for `order` and `version`.
 
-        They are of unit length for cosine, and mapped if it has a query map.
+        They are normalised for cosine, and mapped if `version` has a query map.
         """
         if version.mapped:
             return self.model(version).queries(queries)
@@ -274,9 +278,9 @@ class PgvectorStore(DocumentStore):
         return queries
 
     def map_query(self, query: np.ndarray, version: ColumnVersion) -> np.ndarray:
-        """Return one `query` [d] as `map_queries` has it for `version`.
+        """Apply `map_queries` to one `query` [d].
 
-        Raises InputError for a query of another shape.
+        Raises InputError if the query has another shape.
         """
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
@@ -299,12 +303,13 @@ class PgvectorStore(DocumentStore):
         )
 
     def with_filter(self, condition: str) -> PgvectorStore:
-        """Return a store that only searches the rows with a condition.
+        """Return a store that only searches the rows that satisfy a condition.
 
-        condition: What stands behind WHERE.
+        Args:
+            condition: The SQL after WHERE.
 
         Raises:
-            InputError: PostgreSQL does not understand it.
+            InputError: PostgreSQL does not understand the condition.
         """
         other = copy.copy(self)
         other._condition = f"{self._condition} AND ({condition.replace('%', '%%')})"
@@ -320,9 +325,9 @@ class PgvectorStore(DocumentStore):
 
 
 class PgvectorWriting(Writing):
-    """The offsets of `version` on their way into its column.
+    """A run that writes the offsets of `version` to the version's column.
 
-    The run that began last writes; an older one stops.
+    Only the run that began last writes; an older one stops.
     """
 
     def __init__(self, store: PgvectorStore, version: ColumnVersion, found: Found):
@@ -342,8 +347,8 @@ class PgvectorWriting(Writing):
             offsets: Their offsets [b].
 
         Raises:
-            StoreError: A trigger, a rule or a constraint did something else with the
-                write. The write is undone.
+            StoreError: A trigger, a rule or a constraint interfered with the write. The
+                write is undone.
         """
         store = self._store
         with store.database.transaction():
@@ -366,8 +371,7 @@ class PgvectorWriting(Writing):
     def _update(self, batch: Batch, offsets: np.ndarray) -> None:
         """Write `offsets` [b] to the rows of `batch`.
 
-        Raises StoreError if anything but the offsets has changed, or a row lacks its
-        offset.
+        Raises StoreError if a vector has changed as well, or a row lacks its offset.
         """
         run = self._store.database.run
         table = self._store.table
@@ -390,14 +394,14 @@ class PgvectorWriting(Writing):
         )
         digests = dict(before)
         values["digests"] = [digests.get(id) for id in ids]
-        # A row that already has its offset is left alone: an update would insert it
-        # into each index of the table again.
+        # Rows that already have their offset are not updated: an update would insert
+        # them into each index of the table again.
         run(
             f"UPDATE {target} SET {quote_name(self._version.column)} = new.hub"
             f" FROM {news} WHERE {same} AND {lacks}",
             values,
         )
-        # Constraint triggers deferred to the end of the transaction fire now.
+        # Make constraint triggers that are deferred to the end of the transaction fire.
         run("SET CONSTRAINTS ALL IMMEDIATE")
         after = run(
             f"SELECT count(*) FILTER (WHERE {digest} IS DISTINCT FROM new.digest),"

@@ -1,2 +1,1 @@
-"""How codes carry the extra dimensions that hold an offset: no Faiss index type is
-known here."""
+"""Codes with extra dimensions for offsets, independent of Faiss's index types."""

@@ -1,8 +1,8 @@
-"""How codes hold vectors, and how a few more bits of the same kind hold an offset.
+"""Codecs for vectors, and coders that append offsets to their codes.
 
-A code is a row of fields of equal size, lowest bit first. Extra dimensions are a few
-more fields at its end, written by a quantiser of the same kind: scalar, product, or
-none.
+A code is a sequence of fields of equal size, lowest bit first. Extra dimensions are
+additional fields at its end, written by a quantiser of the same kind: scalar, product,
+or none.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 
 LARGEST = 65504.0
-"""The largest number that fp16 holds. A larger one becomes infinite, and scores
-NaN."""
+"""The largest number in fp16. Larger ones become infinite, and their scores NaN."""
 
 
 @dataclass(frozen=True)
 class OffsetCoder:
-    """Appends extra dimensions to codes of `head_bits` bits, and removes them again.
+    """Appends extra dimensions to codes, and removes them again.
 
     extra: The extra dimensions.
     codec: The codec of the extra dimensions alone.
-    head_bits: The bits of a code without its extra dimensions.
+    head_bits: The number of bits in a code without extra dimensions.
     """
 
     extra: ExtraDimensions
@@ -39,18 +38,20 @@ class OffsetCoder:
         """Return the extra components [n, w] that come closest to `offsets` [n] after
         coding.
 
-        In turn, a dimension takes what is left, except the reserves of the dimensions
-        behind it. What its codes cannot express is left for the next dimension.
+        Each dimension in turn takes the remainder, except for the reserves of later
+        dimensions. The rounding error of its code is left to the next dimension.
 
-        bases: The extra components of centroids, from which codes hold differences:
-            [n, w], or [1, w] for all.
+        Args:
+            offsets: The offsets, [n].
+            bases: The extra components of the centroids from which codes store
+                differences, [n, w], or [1, w] for all.
         """
         q = self.extra.query.astype(np.float64)
         components = np.zeros((len(offsets), len(q)), np.float32)
         needed = self.extra.needed(offsets)
         for i in self.codec.carriers:
             wanted = self.extra.component(i, needed)
-            # The codec encodes all extra dimensions at once.
+            # The codec encodes all extra dimensions at once: encode one with zeros.
             alone = np.zeros_like(components)
             alone[:, i] = np.clip(wanted - bases[:, i], *self.codec.limits)
             held = self.codec.decode(self.codec.encode(alone))[:, i] + bases[:, i]
@@ -64,8 +65,8 @@ class OffsetCoder:
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Return the extra components [n, w] that rank centroids by `offsets` [n].
 
-        If the codec has a `step`, they lie a whole number of steps from the query's, so
-        that codes hold the neutral offset without loss in every list.
+        If the codec has a `step`, they differ from the query's by a multiple of it, so
+        that codes in every list hold the neutral offset without loss.
         """
         components = np.tile(self.extra.query, (len(offsets), 1))
         components[:, 0] = self.extra.exact(offsets)
@@ -79,12 +80,11 @@ class OffsetCoder:
     def require_holds(
         self, offsets: np.ndarray, bases: np.ndarray, index: faiss.Index
     ) -> None:
-        """Raise StoreError unless codes like those of `index` hold `offsets` [n].
+        """Raise StoreError unless codes for `index` can hold `offsets` [n].
 
-        Codes may lose a tenth of the offsets' range, a thousandth of the largest offset
-        (of offsets that are nearly equal the range is next to nothing), or 1e-6,
-        whichever is the most. They lose more if a component is so large that Faiss
-        encodes it wrongly.
+        The tolerated error is the largest of a tenth of the offsets' range, a
+        thousandth of the largest offset (for nearly equal offsets), and 1e-6. Errors
+        are larger if Faiss encodes a component wrongly because it is too large.
 
         bases: As in `components_for`.
         """
@@ -99,8 +99,10 @@ class OffsetCoder:
             )
 
     def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
-        """Return codes `heads` [n, bytes] with the codes of extra `components` [n, w]
-        appended: uint8 [n, bytes]."""
+        """Append the codes of extra `components` [n, w] to `heads` [n, bytes].
+
+        The result is uint8 [n, bytes].
+        """
         tails = self.codec.encode(components)
         if self.head_bits % 8 == 0:
             return np.concatenate([heads, tails], axis=1)
@@ -121,10 +123,10 @@ def first_bits(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Codec:
-    """Writes vectors [n, d] as codes of `bits` bits, and reads such codes.
+    """Encodes vectors [n, d] as codes of `bits` bits, and decodes them.
 
-    Components are float32, unless a subclass quantises them. Training has filled its
-    `tables` [d / part, numbers]: one table for each group of `part` components.
+    Components are float32, unless a subclass quantises them. The `tables`
+    [d / part, numbers] come from training: one table for each `part` components.
     """
 
     part = 1
@@ -133,13 +135,13 @@ class Codec:
     """True if codes may change the length of a vector by more than a hundredth."""
 
     carriers: Sequence[int] = (0,)
-    """The extra dimensions that carry an offset; the others are padding."""
+    """The extra dimensions that carry the offset. Others are padding."""
 
     limits = (-np.inf, np.inf)
-    """The smallest and the largest extra component that a code can hold."""
+    """The smallest and the largest extra component in a code."""
 
     step = 0.0
-    """The distance between extra components of centroids; 0 for no restriction."""
+    """The step by which extra components of centroids vary, or 0 for any values."""
 
     def __init__(self, d: int):
         self.bits = 32 * d
@@ -150,33 +152,32 @@ class Codec:
         return np.ascontiguousarray(vectors, np.float32).view(np.uint8)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """Return the vectors that `codes` [n, bytes] stand for: float32 [n, d]."""
+        """Return the vectors that `codes` [n, bytes] encode: float32 [n, d]."""
         return np.ascontiguousarray(codes).view(np.float32)
 
     def arguments(self, d: int) -> list[int]:
-        """Return what says how an index of `d` components is coded, to its class."""
+        """Return the codec's arguments for the class of an index of `d` components."""
         return []
 
     def with_tables(self, tables: np.ndarray) -> Codec:
-        """Return a codec of this kind with other `tables`, and as many components as
-        these cover."""
+        """Return a codec of this kind with the components of other `tables`."""
         return Codec(len(tables))
 
     def install(self, index: faiss.Index) -> None:
-        """Make this the codec of `index`. An index of floats has none."""
+        """Make this the codec of `index`. Do nothing for an index of floats."""
 
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
-        """Return the coder of extra dimensions with room for the offsets of a spec.
+        """Return the coder for the offsets of a spec.
 
-        One extra dimension of float32 holds an offset without loss.
+        In this class, one extra dimension of float32 holds an offset without loss.
 
         Args:
-            spec: Says which offsets must find room.
-            sample: Some of the offsets [k].
-            bases: The offsets [k] of the centroids of these entries; None if codes hold
-                no differences from centroids.
+            spec: The requirements of the upgrade, with the range of offsets.
+            sample: A sample of the offsets, [k].
+            bases: The offsets of the centroids of the sampled entries, [k]. None if
+                codes do not store differences from centroids.
         """
         extra = spec.extra_dimensions([spec.first_component()], 1)
         return OffsetCoder(extra, Codec(1), self.bits)
@@ -185,7 +186,7 @@ class Codec:
 def codec_of(index: faiss.Index) -> Codec:
     """Return the codec of `index`.
 
-    `ScalarCodec` raises StoreError for a type of codes that cannot carry offsets.
+    Raises StoreError for a type of scalar quantiser that cannot carry offsets.
     """
     if hasattr(index, "sq"):
         return ScalarCodec(index.sq)
@@ -195,7 +196,7 @@ def codec_of(index: faiss.Index) -> Codec:
 
 
 class QuantisingCodec(Codec):
-    """Codes that a quantiser of Faiss writes and reads."""
+    """Encodes and decodes vectors with a quantiser from Faiss."""
 
     quantizer: Any
 
@@ -207,19 +208,19 @@ class QuantisingCodec(Codec):
 
 
 class ScalarCodec(QuantisingCodec):
-    """A scalar quantiser: one number a component.
+    """A scalar quantiser: one number per component.
 
-    Faiss is many times slower if d is no multiple of 16, so extra dimensions pad d up
-    to the next one. Several of them carry the offset: each holds as much as it can of
-    what the one before has lost.
+    Faiss is many times slower if d is not a multiple of 16, so extra dimensions pad d
+    to the next multiple. Several of them carry the offset: each encodes the rounding
+    error of the one before it.
     """
 
-    # The kinds of 16-bit floats, with the distance from 1 to the next number.
+    # The types of 16-bit floats, with the distance from 1 to the next number.
     FLOATS: ClassVar = {
         faiss.ScalarQuantizer.QT_fp16: 2.0**-10,
         faiss.ScalarQuantizer.QT_bf16: 2.0**-7,
     }
-    # The kinds of whole numbers, with the largest one.
+    # The types of integers, with the largest integer.
     LEVELS: ClassVar = {
         faiss.ScalarQuantizer.QT_8bit: 255,
         faiss.ScalarQuantizer.QT_6bit: 63,
@@ -236,16 +237,16 @@ class ScalarCodec(QuantisingCodec):
             )
         self.quantizer = quantizer
         self.bits = quantizer.bits * quantizer.d
-        # The smallest value and the range of each component; nothing for floats.
+        # The minimum and the range of each component. Empty for floats.
         trained = faiss.vector_to_array(quantizer.trained)
         self.tables = trained.reshape(-1, quantizer.d).T
         self.lossy = kind in self.LEVELS
-        self.carriers = range(2)  # two of 6 bits or more: an offset gets at least 12
+        self.carriers = range(2)  # of at least 6 bits each, so 12 bits per offset
         if kind == faiss.ScalarQuantizer.QT_4bit:
             self.carriers = range(3)
         elif self.lossy:
-            # Not with 4 bits: rounding the ranks of lists to a fifteenth of their range
-            # cost 0.006 of recall at equal nprobe, and 0.06 by L2.
+            # With 4 bits there is no step: rounding list ranks to a fifteenth of their
+            # range cost 0.006 of recall at equal nprobe, and 0.06 with L2.
             self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
         elif kind == faiss.ScalarQuantizer.QT_fp16:
             self.limits = (-LARGEST, LARGEST)
@@ -266,7 +267,7 @@ class ScalarCodec(QuantisingCodec):
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
-        # One dimension or more is padding, whose last one holds the fingerprint bits.
+        # At least one dimension is padding; the last one holds the fingerprint bits.
         used = len(self.carriers)
         width = used + 1 + -(self.quantizer.d + used + 1) % 16
         ends = np.array([spec.low, spec.high])
@@ -279,7 +280,7 @@ class ScalarCodec(QuantisingCodec):
             lost = longest * np.sqrt(2 * self.FLOATS[self.quantizer.qtype])
             query.append(-lost)
         else:
-            # Components stay below half of the largest fp16.
+            # Keep components below half of the largest fp16 number.
             query = [spec.first_component(room=30_000)] * 2
         query = [shorten(q) for q in query]
         extra = spec.extra_dimensions(query, width, ends, bases)
@@ -288,12 +289,12 @@ class ScalarCodec(QuantisingCodec):
     def _design_levels(
         self, extra: ExtraDimensions, spec: UpgradeSpec, bases: np.ndarray | None
     ) -> OffsetCoder:
-        """Return a coder for kinds of whole numbers.
+        """Return a coder for types of integers.
 
-        Each component has a range of its own, which spans what the component before may
-        lose. A level is the middle of its interval. The offset that plain Faiss adds is
-        a level, so that codes hold it without loss: neutral under inner product, the
-        largest under Euclidean.
+        The range of each component covers the rounding errors of the component before
+        it. Levels are the middles of their intervals. The offset of vectors that plain
+        Faiss adds is a level, so codes hold it without loss: the neutral offset under
+        inner product, or the largest offset under Euclidean distance.
         """
         q = extra.query.astype(np.float64)
         first = q[0]
@@ -303,8 +304,8 @@ class ScalarCodec(QuantisingCodec):
             spread = bases
             about = np.sqrt(np.maximum(first**2 - 2 * bases, 0))
         if spec.euclidean:
-            # Component i holds q_i + x_i; the first one only its difference from the
-            # x_0 of the centroid.
+            # Component i encodes q_i + x_i, but the first one only the difference from
+            # the centroid's x_0.
             low = -about.max()
             high = np.sqrt(first**2 - 2 * spec.low) - about.min()
         else:
@@ -313,7 +314,7 @@ class ScalarCodec(QuantisingCodec):
         count = self.LEVELS[self.quantizer.qtype]
         ranges = np.zeros((len(q), 2))
         for i in self.carriers:
-            # Steps to spare, since `below` rounds up to place a level on `middle`.
+            # Leave two steps spare: `below` rounds up to place a level on `middle`.
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
             middle = 0.0
@@ -336,23 +337,22 @@ class ScalarCodec(QuantisingCodec):
 
 
 def set_floats(vector: Any, array: np.ndarray) -> None:
-    """Copy `array` row by row into a `vector` of floats of Faiss."""
+    """Copy `array` row by row into a Faiss `vector` of floats."""
     faiss.copy_array_to_vector(np.ascontiguousarray(array, np.float32).ravel(), vector)
 
 
 def shorten(value: float) -> float:
-    """Round `value` away from 0 to a mantissa of 7 bits, which bf16 and fp16 hold
-    exactly."""
+    """Round `value` away from 0 to a 7-bit mantissa, exact in bf16 and fp16."""
     mantissa, exponent = np.frexp(abs(value))
     held = np.ceil(mantissa * 128) / 128
     return float(np.copysign(np.ldexp(held, exponent), value))
 
 
 class ProductCodec(QuantisingCodec):
-    """A product quantiser: one code for each part of the components.
+    """A product quantiser: one number for each part of the components.
 
-    An offset takes one more part, whose codebook is trained on the offsets. With fewer
-    than 256 levels it takes two: the second holds what the first loses.
+    The offset gets one more part, whose codebook is trained on the offsets. With fewer
+    than 256 levels it gets two parts: the second encodes the error of the first.
     """
 
     lossy = True
@@ -403,7 +403,7 @@ class ProductCodec(QuantisingCodec):
             held = codebooks[0][nearest_level(codebooks[0], values)] + about
             lost = sample - first.offsets(held[:, None])
             if len(np.unique(values)) < levels:
-                # The sample fits the levels exactly, but later offsets lie between them.
+                # The levels fit the sample exactly, but later offsets may lie between.
                 placed = codebooks[0][:, None] + about.mean()
                 gap = np.diff(np.sort(first.offsets(placed))).max()
                 lost = np.concatenate([lost, gap * np.linspace(-0.5, 0.5, levels)])
@@ -412,7 +412,7 @@ class ProductCodec(QuantisingCodec):
                 query[self.part] = -np.sqrt(2 * np.abs(lost).max())
             extra = spec.extra_dimensions(query, len(query), sample, bases)
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
-            # In this part centroids have the query's component.
+            # In this part, centroids have the same component as the query.
             about = second.query * (bases is not None)
             values = second.exact(lost) - about
             plain = second.query - about
@@ -426,17 +426,18 @@ class ProductCodec(QuantisingCodec):
 def place_levels(
     values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float]
 ) -> np.ndarray:
-    """Return sorted levels that quantise `values` with a small squared error, by
-    Lloyd's iteration on a line: float32 [count].
+    """Return sorted levels that quantise `values` with a small squared error.
+
+    They are float32 [count], from Lloyd's algorithm in one dimension.
 
     Args:
-        values: The values to quantise [n].
-        count: How many levels.
-        plain: The values that plain Faiss adds. They become levels if they take at most
-            an eighth of `count`, or if there are levels to spare.
+        values: The values to quantise, [n].
+        count: The number of levels.
+        plain: The values for vectors that plain Faiss adds. They become levels if they
+            take at most an eighth of `count`, or if there are spare levels.
         room: The range of values that may come later. Spare levels are spread over it.
-            Without spare levels, a sixteenth of 32 or more goes to the parts of it
-            below and above all values.
+            Without spare levels, and with a `count` of at least 32, a sixteenth of the
+            levels goes to the parts below and above all values.
     """
     distinct = np.unique(values)
     fixed = np.unique(plain.astype(np.float32))
@@ -445,11 +446,11 @@ def place_levels(
         spread = np.linspace(*room, count - len(both))
         return np.sort(np.concatenate([both, spread])).astype(np.float32)
     if len(fixed) > count // 8:
-        # Too many to be levels of their own: they count among the other values.
+        # Too many to be fixed levels: treat them like the other values.
         values = np.concatenate([values, fixed])
         fixed = fixed[:0]
-    # Starting evenly over the range, not over the mass, keeps the rare extremes, which
-    # are the hubs.
+    # Start with levels spread evenly over the range, not by quantiles: this keeps the
+    # rare extremes, which are the hubs.
     first, last = distinct[[0, -1]]
     spare = count // 32
     below = np.linspace(room[0], first, spare, endpoint=False)
@@ -467,5 +468,5 @@ def place_levels(
 
 
 def nearest_level(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return which of the sorted `levels` [k] is nearest to each of `values` [n]."""
+    """Return the index of the sorted `levels` [k] nearest to each of `values` [n]."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, values)

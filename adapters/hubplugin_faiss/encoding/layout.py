@@ -1,6 +1,6 @@
-"""Where codes lie: in a row, in inverted lists, or in the blocks that Faiss scans fast.
+"""Access to codes stored contiguously, in inverted lists or in fast-scan blocks.
 
-A row counts as one list, so that all indexes are read and written alike.
+Contiguous codes count as one list, so all indexes are read and written alike.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 
 
 class CodeLists:
-    """The codes of an index in inverted lists, each in the blocks of a packer.
+    """The codes of an index with inverted lists.
 
-    Without a packer, each code is a block of its own.
+    Fast-scan indexes have a packer, which packs several codes into a block. Without a
+    packer, each block has one code.
     """
 
     def __init__(self, index: faiss.IndexIVF):
@@ -25,8 +26,12 @@ class CodeLists:
         self._pack_by(getattr(self._lists, "packer", None), self._lists.code_size)
 
     def _pack_by(self, packer: Any, code_size: int) -> None:
-        """Set how codes lie in blocks: as `packer` has it, or one of `code_size` bytes
-        each if it is None."""
+        """Set the layout of blocks.
+
+        Args:
+            packer: The packer of a fast-scan index, or None for one code per block.
+            code_size: The bytes of a code if there is no packer.
+        """
         self._packer = packer
         if packer is None:
             self._code_size = self._block_size = code_size
@@ -37,27 +42,25 @@ class CodeLists:
             self._per_block = packer.nvec
 
     def sizes(self) -> np.ndarray:
-        """Return how many codes each list has: int64 [lists]."""
+        """Return the number of codes in each list: int64 [lists]."""
         list_nos = range(self._lists.nlist)
         return np.array([self._lists.list_size(list_no) for list_no in list_nos])
 
     def ids(self, list_no: int) -> np.ndarray:
-        """Return the ids of the list `list_no`: int64 [size]. Writing to them changes
-        the list."""
+        """Return a view of the ids in the list `list_no`: int64 [size]."""
         size = self._lists.list_size(list_no)
         if not size:  # an empty list may have no memory to point to
             return np.empty(0, np.int64)
         return faiss.rev_swig_ptr(self._lists.get_ids(list_no), size)
 
     def resize(self, list_no: int, size: int) -> None:
-        """Give the list `list_no` room for `size` codes."""
+        """Resize the list `list_no` to `size` codes."""
         self._lists.resize(list_no, size)
 
     def read(self, list_no: int, start: int, stop: int) -> np.ndarray:
-        """Return the codes from `start` to before `stop` of the list `list_no`: uint8
-        [stop - start, bytes].
+        """Return the codes `start` to `stop` - 1 of a list: uint8 [stop - start, bytes].
 
-        Without a packer they are no copy: writing to them changes the index.
+        Without a packer they are a view: writing to them changes the index.
         """
         blocks = self._blocks(list_no, start, stop)
         if self._packer is None:
@@ -69,15 +72,15 @@ class CodeLists:
         return codes.reshape(-1, self._code_size)[first : first + stop - start]
 
     def write(self, list_no: int, start: int, codes: np.ndarray) -> None:
-        """Write `codes` [n, bytes] to the list `list_no`, from the place `start` on.
+        """Write `codes` [n, bytes] to the list `list_no`, beginning at `start`.
 
-        `resize` has made room for them. The rest of the last block becomes 0.
+        The list must have been resized for them. The rest of the last block becomes 0.
         """
         blocks = self._blocks(list_no, start, start + len(codes))
         if self._packer is None:
             blocks[:] = codes
             return
-        # A packer writes whole blocks: keep the codes that the first one has already.
+        # A packer writes complete blocks: keep the codes before `start` in the first.
         first = start % self._per_block
         unpacked = self._unpacked(blocks)
         rows = unpacked.reshape(-1, self._code_size)
@@ -87,9 +90,9 @@ class CodeLists:
             self._packer.pack_all(faiss.swig_ptr(block_codes), faiss.swig_ptr(block))
 
     def _blocks(self, list_no: int, start: int, stop: int) -> np.ndarray:
-        """Return the blocks with the codes from `start` to before `stop`.
+        """Return a view of the blocks with the codes `start` to `stop` - 1.
 
-        They are uint8 [blocks, bytes], and no copy: writing to them changes the index.
+        They are uint8 [blocks, bytes]. Writing to them changes the index.
         """
         end = -(-stop // self._per_block)
         if end == 0:  # an empty list may have no memory to point to
@@ -98,13 +101,15 @@ class CodeLists:
         return memory.reshape(end, self._block_size)[start // self._per_block :]
 
     def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
-        """Return zeros with room for the codes of `blocks` [b, ...]: uint8 [b, codes in
-        a block, bytes]."""
+        """Return zeros with space for the codes of `blocks` [b, ...].
+
+        They are uint8 [b, codes in a block, bytes].
+        """
         return np.zeros((len(blocks), self._per_block, self._code_size), np.uint8)
 
 
 class OneRow(CodeLists):
-    """The one list of an index without lists, which numbers its entries itself."""
+    """The codes of an index without lists, as one list with ids 0, 1, 2, ..."""
 
     def __init__(self, index: faiss.Index):
         self._index = index
@@ -129,8 +134,10 @@ class OneRow(CodeLists):
 
 
 def parts_by_list(list_nos: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yield each list in `list_nos` [n], the lists of entries, ascending, and the slice
-    of the entries in it."""
+    """Yield each list number in `list_nos` [n], with the slice of entries that have it.
+
+    `list_nos` has the list of each entry, in ascending order.
+    """
     ends = np.flatnonzero(np.diff(list_nos, prepend=-1, append=-1)).tolist()
     for first, end in itertools.pairwise(ends):
         yield int(list_nos[first]), slice(first, end)

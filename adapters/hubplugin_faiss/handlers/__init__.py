@@ -1,4 +1,4 @@
-"""One handler a Faiss index type: how it is read, upgraded and downgraded."""
+"""Handlers that read, upgrade and downgrade Faiss indexes, one for each type."""
 
 from hubplugin_faiss.handlers import codes, lists, wrappers
 from hubplugin_faiss.handlers.base import handler_for

@@ -1,4 +1,4 @@
-"""What a handler of an index type does, and how one is found."""
+"""The base class of handlers, and the function that finds the handler of an index."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.objects import is_mapped, name_of
 
 BLOCK_BYTES = 8 << 20
-"""Codes and vectors are handled in blocks of about this size, whatever the size of the
-index."""
+"""The approximate size of the blocks in which codes and vectors are processed."""
 
 BLOCK = 32
-"""Codes in a block of an index that is scanned fast, by default."""
+"""The default number of codes in a block of a fast-scan index."""
 
 SAMPLED = 4096
-"""Entries of an index that stand for all of them."""
+"""The default number of entries in a sample of an index."""
 
 Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
-"""Vectors [b, d], and their offsets [b] if the index is upgraded."""
+"""Vectors [b, d], and their offsets [b] or None if the index is not upgraded."""
 
 Changes: TypeAlias = list[Callable[[], None]]
-"""The steps of a planned change, in order: by then nothing can be wrong with them."""
+"""The steps of a planned change, in order. Everything was checked while planning."""
 
 
 class Added(NamedTuple):
-    """Entries to add: vectors [n, d], offsets [n], and ids [n], or None where the index
-    numbers its entries itself."""
+    """Entries to add.
+
+    vectors: The vectors, [n, d].
+    offsets: The offsets, [n].
+    ids: The ids, [n]. None if no ids were given.
+    """
 
     vectors: np.ndarray
     offsets: np.ndarray
@@ -45,17 +48,18 @@ class Added(NamedTuple):
 class IndexHandler:
     """Reads, upgrades and downgrades one index.
 
-    A subclass names the Faiss types that it handles in `names`. Entries are numbered in
-    scan order: row by row, or list by list. A handler of an index around another one
-    leaves what it does not do itself to the handler of that, `inner`. After
-    `plan_append` or `plan_remove` has changed the index, it is not used again.
+    A subclass lists the Faiss types that it handles in `names`. Entries are numbered in
+    scan order: row by row, or list by list. If the index wraps another index, methods
+    that the subclass does not define call `inner`, the handler of the wrapped index. A
+    handler must not be used again after the steps of `plan_append` or `plan_remove`
+    have changed the index.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[IndexHandler]]] = {}
 
     owner: faiss.Index
-    """The index as it was given, which owns all inside it."""
+    """The index that was passed to `handler_for`, which owns all parts inside it."""
 
     inner: IndexHandler
 
@@ -69,7 +73,7 @@ class IndexHandler:
     """True if codes may change the length of a vector."""
 
     def __init_subclass__(cls) -> None:
-        for name in cls.__dict__.get("names", ()):  # a subclass takes over no type
+        for name in cls.__dict__.get("names", ()):  # inherited names do not count
             IndexHandler.registry[name] = cls
 
     def __init__(self, index: faiss.Index):
@@ -79,7 +83,7 @@ class IndexHandler:
         self.metric = Metric.EUCLIDEAN if self.euclidean else Metric.DOT
 
     def check(self) -> None:
-        """Raise StoreError if this index, as it stands, cannot be upgraded."""
+        """Raise StoreError if this index cannot be upgraded in its current state."""
         metric = self.index.metric_type
         fault = ""
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
@@ -95,8 +99,7 @@ class IndexHandler:
             raise StoreError(f"{name_of(self.index)} {fault}")
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        """Return a new index of the same d with `offsets` [n] in it, made for
-        `spec`."""
+        """Return a new index of the same d with `offsets` [n], following `spec`."""
         raise NotImplementedError
 
     def downgrade(self) -> faiss.Index:
@@ -104,12 +107,14 @@ class IndexHandler:
         raise NotImplementedError
 
     def take(self, rows: np.ndarray) -> Taken:
-        """Return the entries of the ascending numbers `rows` [b]."""
+        """Return the entries with the numbers `rows` [b], which ascend."""
         return self.inner.take(rows)
 
     def row_blocks(self, most: int | None = None) -> Iterator[np.ndarray]:
-        """Yield the numbers of all entries, in blocks of about `BLOCK_BYTES`, and of at
-        most so many."""
+        """Yield the numbers of all entries in blocks of about `BLOCK_BYTES`.
+
+        most: The maximum number of entries in a block.
+        """
         size = max(1, BLOCK_BYTES // (4 * self.index.d))
         if most is not None:
             size = min(size, most)
@@ -117,10 +122,10 @@ class IndexHandler:
             yield np.arange(first, min(first + size, self.count))
 
     def scan(self, most: int | None = None) -> Iterator[Batch]:
-        """Yield all entries, in blocks as `row_blocks` does.
+        """Yield all entries in the blocks of `row_blocks`.
 
-        Their offsets are NaN if the index is not upgraded. `place` is the number of the
-        first.
+        Offsets are NaN if the index is not upgraded. The `place` of a batch is the
+        number of the batch's first entry.
         """
         labels = self.labels()
         for rows in self.row_blocks(most):
@@ -131,7 +136,7 @@ class IndexHandler:
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
     def sample(self, most: int = SAMPLED) -> np.ndarray:
-        """Return the numbers of at most so many entries, evenly drawn."""
+        """Return the numbers of at most `most` entries, picked evenly."""
         return pick_evenly(np.arange(self.count), most)
 
     def plan_append(self, added: Added) -> Changes:
@@ -139,25 +144,27 @@ class IndexHandler:
         return self.inner.plan_append(added)
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
-        """Plan to remove the entries that a search calls `ids`.
+        """Plan to remove the entries with the ids `ids`, as returned by a search.
 
-        If entries are `renumbered`, the ids of inverted lists close up to 0, 1, 2, ...,
-        as those of codes in a row do of themselves. Raises StoreError if the index
-        removes nothing.
+        With `renumbered`, the remaining entries in inverted lists are renumbered to
+        0, 1, 2, ..., as contiguous codes always are. Raises StoreError if the index
+        does not support removal.
         """
         return self.inner.plan_remove(ids, renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [n, d] as this index reconstructs them once they are added
-        by `plan_append`: float32 [n, d]."""
+        """Return the reconstructions of `vectors` [n, d] after `plan_append`.
+
+        They are float32 [n, d].
+        """
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [b, d] of the index with zeros for what stands for these.
+        """Return reconstructed `vectors` [b, d] with zero vectors restored.
 
-        Codes may give a zero vector any direction.
+        Codes may reconstruct a zero vector as another vector.
         """
         if self._zero is None:
             self._zero = self.quantise(np.zeros((1, vectors.shape[1]), np.float32))
@@ -169,7 +176,7 @@ class IndexHandler:
         return self.inner.labels()
 
     def order(self) -> np.ndarray:
-        """Return the row of each entry in an array that is ordered by id: int64 [n].
+        """Return each entry's row in an array ordered by id: int64 [n].
 
         Raises InputError if the ids are not 0 ... n - 1.
         """
@@ -184,19 +191,19 @@ class IndexHandler:
     def round_offsets(
         self, offsets: np.ndarray, vectors: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
-        """Return what codes of an upgraded index make of other offsets: [b].
+        """Return the values of `offsets` after coding in an upgraded index: [b].
 
         Args:
-            offsets: [b].
-            vectors, rows: The entries [b, d] and their numbers [b].
+            offsets: The offsets, [b].
+            vectors, rows: The vectors [b, d] and numbers [b] of their entries.
         """
         return self.inner.round_offsets(offsets, vectors, rows)
 
     @cached_property
     def most_lost(self) -> float:
-        """The most that codes may lose of an offset that fits them.
+        """The largest error that codes may cause in an offset in their range.
 
-        It is a tenth of the range of those that they hold, as in
+        It is a tenth of the range of the stored offsets, as in
         `OffsetCoder.require_holds`.
         """
         offsets = self.take(self.sample())[1]
@@ -207,9 +214,9 @@ class IndexHandler:
         return max(float(np.ptp(finite)) / 10, 1e-6)
 
     def holds_offsets_of(self, fingerprint: str) -> bool:
-        """Return True if the index has offsets of the model `fingerprint`.
+        """Return True if the index has offsets from the model with `fingerprint`.
 
-        "" stands for offsets of no model.
+        The fingerprint "" stands for offsets that do not come from a model.
         """
         return bool(self.extras) and all(
             extra.has_fingerprint(fingerprint) for extra in self.extras
@@ -217,10 +224,10 @@ class IndexHandler:
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
-    """Return the handler for `index`, or for what lies behind its query map, since
-    targets are not mapped.
+    """Return the handler for `index`, or for the index behind a query map.
 
-    Raises StoreError, which names its type, if there is none.
+    Targets are not mapped, so a handler ignores the query map. Raises StoreError, which
+    names the type, if no handler exists for it.
     """
     if not isinstance(index, faiss.Index):
         raise StoreError(

@@ -1,5 +1,5 @@
-"""Indexes that hold codes: Flat, SQ and PQ, scanned fast or not, and graphs over
-these."""
+"""Handlers for indexes that store codes: Flat, SQ, PQ, their fast-scan variants and
+graphs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from hubplugin_faiss.handlers.base import Added, Changes, IndexHandler, Taken
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
-"""Entries on whose offsets a codebook is trained, at most."""
+"""The number of entries picked evenly to train the codebooks of offsets."""
 
 Recoding = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Takes the codes [b, bytes] and the rows [b] of entries, and returns other codes."""
+"""A function that takes codes [b, bytes] and their rows [b], and returns new codes."""
 
 
 class BaseIndexHandler(IndexHandler):
-    """An index that holds codes, in lists around centroids.
+    """Handles an index that stores codes in lists around centroids.
 
-    Codes in a row count as one list around 0. An upgraded index has `extra` dimensions
-    behind the `d` of its vectors; the transforms before the index append them.
+    Contiguous codes count as one list around 0. An upgraded index has the `extra`
+    dimensions after the `d` dimensions of its vectors. The transforms in front of the
+    index append them.
     """
 
     lists_in: ClassVar[type[CodeLists]] = CodeLists
-    """Finds the codes of an index."""
+    """The class that finds the codes of an index."""
 
     residual = False
-    """True if codes hold differences from centroids, in the extra dimensions, too."""
+    """True if codes store differences from centroids, including the extra dimensions."""
 
     def __init__(self, index: faiss.Index, extra: ExtraDimensions | None = None):
         super().__init__(index)
@@ -47,7 +48,7 @@ class BaseIndexHandler(IndexHandler):
         if extra is not None:
             self.extras = [extra]
             self.d -= len(extra.query)
-        # Codes are in the index itself, or, of a graph, in the index under it.
+        # A graph keeps its codes in the index under it, other types in themselves.
         self.storage = faiss.downcast_index(getattr(index, "storage", index))
         self.codec = codec_of(self.storage)
         self.lossy = self.codec.lossy
@@ -61,7 +62,7 @@ class BaseIndexHandler(IndexHandler):
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
         """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
-        found = [self.lists.read(0, 0, 0)]  # of no rows there are codes, too
+        found = [self.lists.read(0, 0, 0)]  # an empty array, in case `rows` is empty
         for list_no, part in parts_by_list(self.list_nos[rows]):
             places = rows[part] - self.starts[list_no]
             first = int(places[0])
@@ -70,16 +71,15 @@ class BaseIndexHandler(IndexHandler):
         return np.concatenate(found)
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
-        """Return the centroids [b, d + w] from which codes in the lists `list_nos` [b]
-        hold differences.
+        """Return the centroids [b, d + w] of the lists `list_nos` [b].
 
-        If codes hold no differences, return zeros [1, d + w].
+        They are added to what codes store. If codes do not store differences, return
+        zeros [1, d + w].
         """
         return np.zeros((1, self.index.d), np.float32)
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the list that each of `vectors` [n, d] has in the raw index: int64
-        [n]."""
+        """Return the raw index's list for each of `vectors` [n, d]: int64 [n]."""
         return np.zeros(len(vectors), np.int64)
 
     def take(self, rows: np.ndarray) -> Taken:
@@ -95,41 +95,54 @@ class BaseIndexHandler(IndexHandler):
         spec: UpgradeSpec,
         transforms: Sequence[faiss.VectorTransform] = (),
     ) -> faiss.Index:
-        """Upgrade the index, and put `transforms` before it."""
-        # Codebooks are trained on a sample. It has the extreme offsets and an entry of
-        # each list, so that no level is missing.
-        spread = pick_evenly(np.arange(self.count), CODEBOOK)
-        ends = [offsets.argmin(), offsets.argmax()]
-        rows = np.unique(np.concatenate([spread, ends, self.starts[self.sizes > 0]]))
+        """Return the upgraded index, with every code extended by its offset.
+
+        Args:
+            offsets: The offsets of all entries in scan order, [n].
+            spec: The specification of the extra dimensions.
+            transforms: Transforms to put first. Behind them, two more append the extra
+                components to each query.
+        """
+        rows = self._codebook_rows(offsets)
         list_nos = self.list_nos[rows]
-        ranks = self.ranks(offsets, spec.queries)
-        ranks_of_rows = ranks[list_nos] if self.residual else None
-        coder = self.codec.design(spec, offsets[rows], ranks_of_rows)
-        centres = coder.centres(ranks)
-        # Codes hold differences from these.
-        bases = centres if self.residual else np.zeros_like(centres)
+        centroid_offsets = self.centroid_offsets(offsets, spec.queries)
+        around = centroid_offsets[list_nos] if self.residual else None
+        coder = self.codec.design(spec, offsets[rows], around)
+        centroid_components = coder.centres(centroid_offsets)
+        # The components [lists, w] that codes store differences from.
+        bases = np.zeros_like(centroid_components)
+        if self.residual:
+            bases = centroid_components
         coder.require_holds(offsets[rows], bases[list_nos], self.index)
-        width = len(coder.extra.query)
 
         def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            about = bases[self.list_nos[rows]]
-            components = coder.components_for(offsets[rows], about)
-            return coder.join(codes, components - about)
+            base = bases[self.list_nos[rows]]
+            components = coder.components_for(offsets[rows], base)
+            return coder.join(codes, components - base)
 
-        remap = faiss.RemapDimensionsTransform(self.d, self.d + width, False)
-        centring = faiss.CenteringTransform(self.d + width)
-        set_floats(centring.mean, np.pad(-coder.extra.query, (self.d, 0)))
-        centring.is_trained = True
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
-        new = self.rebuild(tables, centres, recode)
-        return pretransform([*transforms, remap, centring], new)
+        new = self.rebuild(tables, centroid_components, recode)
+        return pretransform([*transforms, *query_transforms(coder.extra, self.d)], new)
 
-    def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
+    def _codebook_rows(self, offsets: np.ndarray) -> np.ndarray:
+        """Return the entries to train codebooks on, ascending.
+
+        They include those with extreme offsets and one of each list, so that codebooks
+        cover all levels.
+        """
+        spread = pick_evenly(np.arange(self.count), CODEBOOK)
+        extremes = [offsets.argmin(), offsets.argmax()]
+        firsts = self.starts[self.sizes > 0]
+        return np.unique(np.concatenate([spread, extremes, firsts]))
+
+    def centroid_offsets(
+        self, offsets: np.ndarray, queries: np.ndarray | None
+    ) -> np.ndarray:
         """Return the offset of each centroid, which ranks its list: float32 [lists].
 
         Args:
-            offsets: The offsets of all entries [n].
-            queries: Queries of the bank [m, d], mapped if there is a query map; None
+            offsets: The offsets of all entries, [n].
+            queries: Queries from the bank, [m, d], mapped if there is a query map. None
                 without a bank.
         """
         return np.zeros(1, np.float32)
@@ -141,13 +154,13 @@ class BaseIndexHandler(IndexHandler):
     def rebuild(
         self, tables: np.ndarray, centres: np.ndarray | None, recode: Recoding
     ) -> faiss.Index:
-        """Return an index like this with all entries, their codes changed by `recode`.
+        """Return a new index of this type with all entries, recoded by `recode`.
 
         Args:
-            tables: Those of its codec, for all of its components.
-            centres: The extra components [lists, w] of its centroids; None for a raw
+            tables: The tables of the new codec, for all components.
+            centres: The extra components of the centroids, [lists, w]. None for a raw
                 index.
-            recode: Changes the codes.
+            recode: The function that changes the codes.
         """
         new = self.empty(len(tables) * self.codec.part, centres)
         self.codec.with_tables(tables).install(new)
@@ -164,7 +177,7 @@ class BaseIndexHandler(IndexHandler):
         return new
 
     def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
-        """Return an index like this, of `d` components and without codes.
+        """Return a new index of this type with `d` components and without codes.
 
         centres: As in `rebuild`.
         """
@@ -212,7 +225,7 @@ class BaseIndexHandler(IndexHandler):
     def ids_of(self, added: Added) -> np.ndarray:
         """Return the ids of entries to add: int64 [n].
 
-        Raises StoreError if they cannot have those that are given, or need some.
+        Raises StoreError if ids are given but not allowed, or required but not given.
         """
         if added.ids is not None:
             raise StoreError(
@@ -221,8 +234,7 @@ class BaseIndexHandler(IndexHandler):
         return self.count + np.arange(len(added.vectors))
 
     def append(self, list_nos: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-        """Add entries with `ids` [n] and `codes` [n, bytes] to the lists `list_nos`
-        [n]."""
+        """Append entries with `ids` [n] and `codes` [n, bytes] to lists `list_nos` [n]."""
         order = np.argsort(list_nos, kind="stable")
         with self.changing():
             for list_no, part in parts_by_list(list_nos[order]):
@@ -234,7 +246,7 @@ class BaseIndexHandler(IndexHandler):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Count the entries once lists have been changed."""
+        """Update the number of entries after the lists have been changed."""
         yield
         self.index.ntotal = int(self.lists.sizes().sum())
 
@@ -243,8 +255,8 @@ class BaseIndexHandler(IndexHandler):
 
     def remove(self, removed: np.ndarray, renumbered: bool) -> None:
         """Remove the entries with the ids `removed`, ascending; see `plan_remove`."""
-        # Not Faiss's remove_ids: in fast-scan lists it leaves stale codes after the last
-        # entry, and a later `add` does not clear them.
+        # Faiss's own remove_ids leaves stale codes after the last entry of a fast-scan
+        # list, and a later `add` does not clear them.
         with self.changing():
             for list_no, size in enumerate(self.sizes.tolist()):
                 old_ids = self.lists.ids(list_no).copy()
@@ -260,7 +272,7 @@ class BaseIndexHandler(IndexHandler):
 
 
 class FlatCodesHandler(BaseIndexHandler):
-    """Codes in a row, one an entry."""
+    """Handles an index that stores the codes of all entries contiguously."""
 
     names: ClassVar[tuple[str, ...]] = (
         "IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexScalarQuantizer", "IndexPQ", "IndexPQFastScan",
@@ -279,10 +291,10 @@ class FlatCodesHandler(BaseIndexHandler):
 
 
 class GraphHandler(FlatCodesHandler):
-    """Codes under a graph.
+    """Handles an index that stores codes under a graph.
 
-    An upgrade keeps the links, which join neighbours by the vectors alone, so that a
-    downgrade gives the same graph back.
+    Links join neighbours by their vectors alone. An upgrade keeps them, so a downgrade
+    restores the same graph.
     """
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
@@ -295,7 +307,7 @@ class GraphHandler(FlatCodesHandler):
         )
 
     def plan_append(self, added: Added) -> Changes:
-        # Faiss links new entries by the vectors alone, as the old ones are.
+        # Adding to the raw index links new entries by their vectors alone, like the old.
         raw = self.downgrade()
         raw.add(added.vectors)
 
@@ -310,9 +322,25 @@ class GraphHandler(FlatCodesHandler):
         return graph_over(super().rebuild(tables, centres, recode), self.index)
 
 
+def query_transforms(
+    extra: ExtraDimensions, d: int
+) -> tuple[faiss.VectorTransform, faiss.VectorTransform]:
+    """Return the two transforms that append the query's extra components to vectors
+    [n, d]."""
+    width = len(extra.query)
+    append_zeros = faiss.RemapDimensionsTransform(d, d + width, False)
+    # A centring transform subtracts its mean, so mean -q appends q to each query.
+    append_query = faiss.CenteringTransform(d + width)
+    set_floats(append_query.mean, np.pad(-extra.query, (d, 0)))
+    append_query.is_trained = True
+    return append_zeros, append_query
+
+
 def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:
-    """Return a graph with the links of `like` over `storage`, which it owns from then
-    on."""
+    """Return a graph over `storage` with the links of `like`.
+
+    The graph takes ownership of `storage`.
+    """
     graph = type(like)()
     copy_settings(graph, like)
     graph.d = storage.d

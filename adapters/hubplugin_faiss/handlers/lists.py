@@ -1,4 +1,4 @@
-"""Indexes with inverted lists, their coarse quantizers and how lists are ranked."""
+"""Handlers for indexes with inverted lists, whose coarse quantizers rank the lists."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 BESTS = 1 << 23
-"""Best scores held at once, one for each query and list. An index of many lists is
-ranked by fewer queries, at least 40."""
+"""The number of best scores held at once, one for each query and list.
+
+The lists of an index with many lists are ranked by fewer queries, but at least 40.
+"""
 
 READ = 1 << 13
-"""Entries that are compared with the queries at once."""
+"""The number of entries compared with the queries at once."""
 
 FLOATS = faiss.IndexFlat | faiss.IndexHNSWFlat
-"""The coarse quantizers that hold their centroids as floats. Others stay as they are,
-behind a transform that drops the extra dimensions."""
+"""The coarse quantizers that store centroids as floats.
+
+Others are not changed: a transform in front of them drops the extra dimensions.
+"""
 
 LOAD_LISTS = (
     "load them into memory, then go on: ivf = faiss.extract_index_ivf(index); lists = "
@@ -33,14 +37,18 @@ LOAD_LISTS = (
     "ivf.invlists.copy_subset_to(lists, faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, "
     "ivf.nlist); ivf.replace_invlists(lists, True); lists.this.disown()"
 )
-"""What to do with lists on disk, whose path an index file keeps as it was given: a copy
-of that file, or one that is opened from another folder, would share or lose them."""
+"""Advice for an index with inverted lists on disk.
+
+The index file stores their path exactly as it was given. A copy of the index file would
+share the lists, and an index opened from another folder would lose them.
+"""
 
 
 class InvertedListsHandler(BaseIndexHandler):
-    """Codes in inverted lists.
+    """Handles an index that stores codes in inverted lists.
 
-    Lists, ids and training stay. Extra components of the centroids rank the lists.
+    An upgrade keeps the lists, the ids and the training. Extra components of the
+    centroids rank the lists.
     """
 
     names: ClassVar[tuple[str, ...]] = (
@@ -85,26 +93,31 @@ class InvertedListsHandler(BaseIndexHandler):
         copy_settings(new, old)
         new.direct_map = old.direct_map
         if isinstance(old, faiss.IndexIVFPQ):
-            # -1 forbids tables, 0 lets Faiss decide; 1 and 2 say how it has decided.
+            # -1 forbids tables and 0 lets Faiss decide. 1 and 2 are its decisions.
             new.use_precomputed_table = min(old.use_precomputed_table, 0)
         return new
 
     def pad(self, d: int) -> faiss.Index:
-        """Return a copy with `d` components, of which the new ones are 0.
+        """Return a copy with `d` components; the additional ones are 0.
 
-        They need PQ codes of 8 bits, which get more parts.
+        The index must have PQ codes of 8 bits, which get additional parts.
         """
         width = d - self.index.d
-        behind = (0, width // self.codec.part)
-        tables = np.pad(self.codec.tables, (behind, (0, 0)))
+        more_parts = (0, width // self.codec.part)
+        tables = np.pad(self.codec.tables, (more_parts, (0, 0)))
         centres = np.zeros((len(self.sizes), width))
         return self.rebuild(
-            tables, centres, lambda codes, rows: np.pad(codes, ((0, 0), behind))
+            tables, centres, lambda codes, rows: np.pad(codes, ((0, 0), more_parts))
         )
 
-    def ranks(self, offsets: np.ndarray, queries: np.ndarray | None) -> np.ndarray:
-        """Return `list_ranks` by `queries`, or without queries the mean offset of each
-        list. All are 0 if centroids cannot hold ranks."""
+    def centroid_offsets(
+        self, offsets: np.ndarray, queries: np.ndarray | None
+    ) -> np.ndarray:
+        """Return the rank of each list by `list_ranks`: float32 [lists].
+
+        Without `queries`, the rank is the mean offset of the list. All ranks are 0 if
+        the coarse quantizer cannot store them.
+        """
         nlist = len(self.sizes)
         if not self.ranked:
             return np.zeros(nlist, np.float32)
@@ -157,7 +170,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Drop the direct map, if there is one, and build it anew behind the change."""
+        """Drop the direct map before a change and rebuild it afterwards."""
         kind = self.index.direct_map.type
         self.index.set_direct_map_type(faiss.DirectMap.NoMap)
         with super().changing():
@@ -166,8 +179,10 @@ class InvertedListsHandler(BaseIndexHandler):
 
 
 def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
-    """Return a coarse quantizer like `old`, one of `FLOATS`, that holds `centres`
-    [nlist, d]."""
+    """Return a coarse quantizer with the type of `old` and `centres` [nlist, d].
+
+    `old` is one of `FLOATS`.
+    """
     new = faiss.IndexFlat(centres.shape[1], old.metric_type)
     new.add(centres)
     copy_settings(new, faiss.downcast_index(getattr(old, "storage", old)))
@@ -179,8 +194,8 @@ def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
 def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Index:
     """Return a coarse quantizer like `quantizer` with w more components.
 
-    components: Those of the centroids [nlist, w], which only a quantizer of floats
-        holds.
+    components: The additional components of the centroids, [nlist, w]. Only a
+        quantizer of floats stores them.
     """
     nlist, width = components.shape
     if isinstance(quantizer, FLOATS):
@@ -192,8 +207,7 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
 
 
 def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
-    """Return the coarse quantizer of `d` components from which `widen_quantizer` made
-    `quantizer`."""
+    """Undo `widen_quantizer`: return a coarse quantizer with only `d` components."""
     if not isinstance(quantizer, FLOATS):
         return faiss.clone_index(quantizer.index)
     centres = quantizer.reconstruct_batch(np.arange(quantizer.ntotal))
@@ -208,26 +222,25 @@ def list_ranks(
     queries: np.ndarray,
     euclidean: bool,
 ) -> np.ndarray:
-    """Return the rank of each list, which is added to the similarity of its centroid:
-    float32 [nlist].
+    """Return the rank of each list: float32 [nlist].
 
-    With its rank a centroid scores as the best entry of its list does with its offset:
+    A search adds the rank to the similarity of the list's centroid. The centroid then
+    scores like the best entry of the list with its offset:
 
         rank(j) = mean over queries u of
                   ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
 
-    A long list gets a higher rank, and so does a list whose entries lie close together.
-    The offsets alone would not tell: under inner product centroids have unit length,
-    whatever the length of their entries.
+    Long lists get higher ranks, and so do lists whose entries lie close together.
+    Offsets alone would not suffice: under inner product, centroids have unit length,
+    whatever the length of the entries.
 
     Args:
-        entries: Blocks of vectors [b, d], their offsets [b] and their lists [b], which
-            ascend.
-        offsets: The offsets of all entries [n].
-        sizes: How many entries each list has [nlist].
-        centres: The centroids [nlist, d].
-        queries: Queries of the bank [m, d].
-        euclidean: s is -|u - t|^2 / 2, else u.t.
+        entries: Blocks of vectors [b, d], offsets [b] and ascending list numbers [b].
+        offsets: The offsets of all entries, [n].
+        sizes: The number of entries in each list, [nlist].
+        centres: The centroids, [nlist, d].
+        queries: Queries from the bank, [m, d].
+        euclidean: True if s is -|u - t|^2 / 2, False if it is u.t.
     """
     best = np.full((len(queries), len(centres)), -np.inf, np.float32)
     for vectors, block_offsets, lists in entries:
@@ -237,7 +250,7 @@ def list_ranks(
         best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
     best -= similarities(queries, centres, euclidean)
     ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
-    # Shift all ranks alike, so that entries have the mean of their offsets.
+    # Shift all ranks equally, so that the mean rank over entries is the mean offset.
     ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
     ranks = np.clip(ranks, offsets.min(), offsets.max())
     return np.where(sizes > 0, ranks, 0).astype(np.float32)
@@ -246,9 +259,9 @@ def list_ranks(
 def similarities(
     queries: np.ndarray, vectors: np.ndarray, euclidean: bool
 ) -> np.ndarray:
-    """Return the similarities of `queries` [m, d] and `vectors` [b, d]: float32 [m, b].
+    """Return the similarities of `queries` [m, d] to `vectors` [b, d]: float32 [m, b].
 
-    Euclidean ones leave out -|u|^2 / 2, which is the same for all vectors.
+    Euclidean similarities omit the term -|u|^2 / 2, which is the same for all vectors.
     """
     products = queries @ vectors.T
     if euclidean:

@@ -1,5 +1,4 @@
-"""Indexes around others: ids of the user, transforms, and a second stage that ranks
-candidates again."""
+"""Handlers for indexes that wrap others: id maps, transforms and refined indexes."""
 
 from __future__ import annotations
 
@@ -34,12 +33,14 @@ from hubplugin_faiss.objects import (
 )
 
 SOME = 512
-"""Entries that both stages decode to compare themselves (`RefineHandler._sample`). On
-six settings 256 to 2,048 give the same coefficients, to 0.01."""
+"""The number of entries sampled to compare two stages (`RefineHandler._sample`).
+
+In six settings, the coefficients from 256 to 2,048 entries differed by 0.01 at most.
+"""
 
 
 class WrapperHandler(IndexHandler):
-    """An index around one other."""
+    """Handles an index that wraps one other index."""
 
     def __init__(self, index: faiss.Index, inner: IndexHandler | None = None):
         super().__init__(index)
@@ -62,7 +63,7 @@ class WrapperHandler(IndexHandler):
 
 
 class IdMapHandler(WrapperHandler):
-    """Ids of the user over an index that numbers its entries itself."""
+    """Handles a map from entries to the user's ids."""
 
     names = ("IndexIDMap", "IndexIDMap2")
 
@@ -106,12 +107,12 @@ class IdMapHandler(WrapperHandler):
         return self._ids[rows]
 
     def order(self) -> np.ndarray:
-        """Return the order in which vectors were added, whatever their ids."""
+        """Return the order in which vectors were added, regardless of their ids."""
         return self.inner.order()
 
 
 def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
-    """Give the entries of the index inside `index` these `ids`."""
+    """Set the ids of the entries in the wrapped index to `ids`."""
     faiss.copy_array_to_vector(ids, index.id_map)
     index.ntotal = len(ids)
     if isinstance(index, faiss.IndexIDMap2):
@@ -119,9 +120,11 @@ def set_ids(index: faiss.IndexIDMap, ids: np.ndarray) -> None:
 
 
 def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
-    """Return an index like `index`, with the same ids, over `part`, which it owns from
-    then on."""
-    part.ntotal = 0  # Faiss puts ids only over an index that looks empty
+    """Return an id map like `index`, with the same ids, over `part`.
+
+    The new index takes ownership of `part`.
+    """
+    part.ntotal = 0  # Faiss only accepts an empty index here
     new = type(index)(part)
     new.own_fields = True
     part.this.disown()
@@ -132,15 +135,15 @@ def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
 
 
 class PreTransformHandler(WrapperHandler):
-    """Transforms before an inner index.
+    """Handles transforms in front of an inner index.
 
-    The last two transforms of an upgraded index append the extra dimensions of a base
-    index; the handler of that base index reads them.
+    In an upgraded index, the last two transforms may append the extra dimensions of the
+    base index behind them. The handler of the base index reads these.
 
-    Under inner product transforms x -> A x + b, such as a PCA, rank by
-    (A q + b).(A t + b): the raw index adds the norm bias b.(A t + b) to the similarity
-    of each target, up to a constant. Models are fitted without it. It is about 0 in the
-    mean, but may outweigh all offsets, so an index holds offset - norm bias.
+    With transforms x -> A x + b, such as a PCA, an inner product index ranks by
+    (A q + b).(A t + b). Up to a constant, the raw index so adds the norm bias
+    b.(A t + b) to the similarity of each target. Models are fitted without it. Its mean
+    is about 0, but it may outweigh all offsets, so an index holds offset - norm bias.
     """
 
     names = ("IndexPreTransform",)
@@ -161,7 +164,7 @@ class PreTransformHandler(WrapperHandler):
 
     def check(self) -> None:
         super().check()
-        # Refuse transforms that cannot be turned back.
+        # Raise StoreError if a transform has no inverse.
         self.quantise(np.zeros((1, self.index.d)))
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
@@ -210,11 +213,10 @@ class PreTransformHandler(WrapperHandler):
     def _shift(self) -> np.ndarray | None:
         """The b of transforms x -> A x + b under inner product: float64 [d].
 
-        None under L2, if one of them normalises what others have changed, and if b is
-        0.
+        It is None under L2, if b is 0, or if a later transform normalises vectors.
         """
-        behind = self._transforms[1:]
-        normalises = any(isinstance(t, faiss.NormalizationTransform) for t in behind)
+        later = self._transforms[1:]
+        normalises = any(isinstance(t, faiss.NormalizationTransform) for t in later)
         if self.euclidean or normalises:
             return None
         shift = self._transform(np.zeros((1, self.index.d)))[0].astype(np.float64)
@@ -225,21 +227,21 @@ class PreTransformHandler(WrapperHandler):
     def _norm_bias(self, inner: np.ndarray) -> np.ndarray | float:
         """Return the norm bias [b] of transformed vectors `inner` [b, d].
 
-        It is 0 if the index holds offsets of no model: those are stored as given.
+        It is 0 if the offsets do not come from a model: they are stored unchanged.
         """
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
         return inner @ self._shift
 
     def _transform(self, vectors: np.ndarray) -> np.ndarray:
-        """Put `vectors` [b, d] through all transforms, except the two that append
-        extra dimensions."""
+        """Apply all transforms to `vectors` [b, d], except the two that append extra
+        dimensions."""
         for step in self._transforms:
             vectors = step.apply(vectors)
         return vectors
 
     def _reverse(self, inner: np.ndarray) -> np.ndarray:
-        """Return the vectors [b, d] that the transforms map to about `inner`.
+        """Return vectors [b, d] that the transforms map approximately to `inner`.
 
         Raises StoreError if a transform has no inverse.
         """
@@ -261,7 +263,7 @@ def extra_dimensions_of(
 ) -> ExtraDimensions | None:
     """Return the extra dimensions that the last two transforms of a chain append.
 
-    None if it does not end in two that append constants and leave all else as it is.
+    Return None unless these two only append constants and change nothing else.
     """
     match chain:
         case [
@@ -279,22 +281,22 @@ def extra_dimensions_of(
 
 
 class RefineHandler(WrapperHandler):
-    """Candidates from a base index, ranked by a second stage, the inner index.
+    """Handles a base index whose candidates are ranked by a second, inner index.
 
-    Entries are in the order of the second stage, which is that of ids.
+    Entries are in the order of the second stage, which is the order of ids.
 
-    Codes of the base stage shrink similarities, by `slope`, and change lengths. Take a
-    target with offset o that the base stage decodes as t, and the refined stage as u.
-    The base index holds for it the offset
+    The codes of the base stage shrink similarities, by `slope`, and change lengths. Let
+    o be the offset of a target that the base stage decodes as t and the second stage as
+    u. The base index holds the offset
 
         slope^2 o - nearness (|t| - slope |u|)
-                  + (|t|^2 - slope |u|^2) / 2      (the last term by L2 only)
+                  + (|t|^2 - slope |u|^2) / 2      (the last term with L2 only)
 
-    The factor of o is slope^2, since what sets a right answer apart is shrunk by more
-    than the slope. On six settings (text to code twice, packages, commands, languages,
-    images) it comes within 0.2 points of R@1 of the best factor, a regression of the
-    refined scores on decoded similarity and offset. With o itself, a coarse base stage
-    loses up to 3 points of R@10.
+    The factor of o is slope^2 because the codes shrink the difference between correct
+    and other answers by more than the slope. In six settings (text to code twice,
+    packages, commands, languages, images), R@1 was within 0.2 points of the result with
+    the best factor, from a regression of the refined scores on decoded similarity and
+    offset. With factor 1, a coarse base stage loses up to 3 points of R@10.
     """
 
     names = ("IndexRefine", "IndexRefineFlat")
@@ -320,7 +322,7 @@ class RefineHandler(WrapperHandler):
         longer, cost = self._excess(lengths_in(self._base), refined_lengths, shrunk)
         base_offsets = shrunk**2 * offsets[ids] - nearness * longer + cost
         base_offsets = base_offsets.astype(np.float32)
-        # A constant changes no ranking, but codes of few bits would spend them on it.
+        # A constant changes no ranking, but would waste part of the range of codes.
         base_offsets -= np.float32(base_offsets.mean(dtype=np.float64))
         base = self._base.upgrade(base_offsets, spec.cover(base_offsets))
         return self._of(base, self.inner.upgrade(offsets, spec))
@@ -329,7 +331,7 @@ class RefineHandler(WrapperHandler):
         return self._of(self._base.downgrade(), self.inner.downgrade())
 
     def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
-        """Return an index like this one, which owns the stages `base` and `second`."""
+        """Return an index like this one that owns the stages `base` and `second`."""
         new = faiss.IndexRefine(base, second)
         new.own_fields = True
         new.own_refine_index = True
@@ -346,9 +348,9 @@ class RefineHandler(WrapperHandler):
         ]
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
-        """Plan to close up the ids that stay, whatever `renumbered` says.
+        """Plan the removal, and always renumber the remaining entries.
 
-        The second stage finds entries by their row.
+        The second stage finds entries by their row, so `renumbered` has no effect.
         """
         return [
             *self._base.plan_remove(ids, True),
@@ -356,12 +358,11 @@ class RefineHandler(WrapperHandler):
         ]
 
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the offsets [n] in the base index of new `vectors` [n, d] with
-        `offsets` [n].
+        """Return base offsets [n] for new `vectors` [n, d] with `offsets` [n].
 
-        The upgrade made each base offset, less the cost by L2, a linear function of the
-        refined offset and of how much longer the base stage decodes the vector. Recover
-        the coefficients by least squares from a sample, then apply them.
+        In the upgrade, each base offset minus its cost was a linear function of the
+        refined offset and of the excess length in the base stage. The coefficients are
+        recovered by least squares from a sample, then applied to the new entries.
         """
         base_vectors, base_offsets, refined_vectors, refined_offsets = self._sample()
         if not len(base_vectors):
@@ -385,12 +386,14 @@ class RefineHandler(WrapperHandler):
     def _excess(
         self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrunk: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return how much longer [n] the base stage decodes vectors, and the cost.
+        """Return the excess lengths [n] of vectors in the base stage, and their cost.
 
-        The cost is what that takes off their similarity by L2 [n], and 0 under inner
-        product.
+        The cost is the loss of similarity under L2, [n], or 0 under inner product.
 
-        base_lengths, refined_lengths: The lengths that the stages decode [n].
+        Args:
+            base_lengths, refined_lengths: The lengths of the vectors that the two
+                stages decode, [n].
+            shrunk: The factor by which the base stage shrinks similarities.
         """
         longer = base_lengths - shrunk * refined_lengths
         if not self.euclidean:
@@ -398,14 +401,13 @@ class RefineHandler(WrapperHandler):
         return longer, (base_lengths**2 - shrunk * refined_lengths**2) / 2
 
     def _sample(self) -> list[np.ndarray]:
-        """Return base vectors, base offsets, refined vectors and refined offsets of
-        some entries.
+        """Sample base vectors, base offsets, refined vectors and refined offsets.
 
-        Entries with a vector that is not finite are left out. The offsets are 0 if the
+        Entries with a vector that is not finite are omitted. The offsets are 0 if the
         index is not upgraded.
         """
         rows = self._base.sample(SOME)
-        # The refined stage answers in the order of ids, the base stage in its own.
+        # The second stage stores entries in the order of ids, the base stage may not.
         ids, places = np.unique(self._base.labels()[rows], return_inverse=True)
         base_vectors, base_offsets = self._base.take(rows)
         refined_vectors, refined_offsets = self.inner.take(ids)
@@ -420,13 +422,13 @@ class RefineHandler(WrapperHandler):
 
 
 def lengths_in(stage: IndexHandler) -> np.ndarray:
-    """Return the lengths [n] of all vectors that `stage` decodes."""
+    """Return the lengths of all vectors that `stage` decodes: [n]."""
     lengths = [np.linalg.norm(batch.vectors, axis=1) for batch in stage.scan()]
     return np.concatenate(lengths)
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the slope of a regression of `y` on `x`, both [n, d], about their means.
+    """Return the slope of a regression of `y` [n, d] on `x` [n, d], both centred.
 
     It is 1 if `x` does not vary.
     """
