@@ -164,7 +164,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def make_place(self, name: str, mark: str) -> Any:
-        """Create a place with a mark, or replace a correction's mark, in one step."""
+        """Create a place with a mark, or replace a correction's mark, in one step.
+
+        Args:
+            name: The name of the place.
+            mark: The value of `MARK` in its metadata.
+
+        Returns:
+            The place, as `find_place` returns it.
+        """
 
     @abstractmethod
     def mark(self, place: Any) -> str | bytes | None:
@@ -172,11 +180,21 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def read_texts(self, place: Any, start: int) -> list[str]:
-        """Return the texts of a place from number `start` on, in order."""
+        """Return the texts of a place, in order.
+
+        Args:
+            place: The place, as `find_place` returns it.
+            start: The number of the first text.
+        """
 
     @abstractmethod
     def append_text(self, place: Any, text: str) -> None:
-        """Append a text to a place."""
+        """Append a text to a place.
+
+        Args:
+            place: The place, as `find_place` returns it.
+            text: The text.
+        """
 
     @abstractmethod
     def drop(self, name: str) -> None:
@@ -190,12 +208,22 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return place
 
     def read_log(self, name: str, start: int = 0) -> list[str]:
-        """Return the texts appended to a place from number `start` on, in order."""
+        """Return the texts that were appended to a place, in order.
+
+        Args:
+            name: The name of the place. A place that does not exist has no texts.
+            start: The number of the first text.
+        """
         place = self.open_place(name)
         return [] if place is None else self.read_texts(place, start)
 
     def append(self, name: str, text: str) -> None:
-        """Append a text to a place. It is created if it does not exist."""
+        """Append a text to a place.
+
+        Args:
+            name: The name of the place. It is created if it does not exist.
+            text: The text.
+        """
         place = self.open_place(name)
         if place is None:
             place = self.make_place(name, "log")
