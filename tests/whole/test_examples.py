@@ -64,9 +64,7 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(
     monkeypatch.setattr(subprocess, "run", lambda words, **_: run(*words[3:]))
     walk.main(["--folder", str(tmp_path)])
     said = capsys.readouterr().out
-    before, after = map(
-        float, re.search(r"R@1\) +([\d.]+) % +([\d.]+) %", said).groups()
-    )
+    before, after = map(float, re.search(r"R@1\) +([\d.]+)% +([\d.]+)%", said).groups())
     assert after > before
     assert "of the results are the same" in said
     recorded = said.partition("inspection complains")[2]  # the second look at it

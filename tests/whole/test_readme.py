@@ -48,7 +48,7 @@ def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    shares = re.findall(r"R@1\) +([\d.]+) % +([\d.]+) %", run.stdout)
+    shares = re.findall(r"R@1\) +([\d.]+)% +([\d.]+)%", run.stdout)
     raw, corrected = map(float, shares[-1])
     assert corrected > raw + 0.5
     assert "would help" in run.stdout
