@@ -148,7 +148,7 @@ class Truth:
         self._hits = read()
         self.moves = True
 
-    def has_moved(self) -> bool:
+    def read_again(self) -> bool:
         """Read the results again. Return True if another client has changed them."""
         before = self._hits
         self._hits = self._read()
@@ -164,13 +164,13 @@ class Truth:
         share = recall(found, self._hits)
         if share < target and self.moves:
             before = self._hits
-            self.has_moved()
+            self.read_again()
             share = recall(found, expected(found, before, self._hits))
         return share
 
 
 def expected(found: Hits, before: Hits, after: Hits) -> Hits:
-    """Return the hits expected of a search between two reads of the truth.
+    """Return the hits of a search that ran between two reads of the exact results.
 
     A search must find the points in both reads. A point in only one of them came or
     went meanwhile: it is expected, and listed first, only if the search has `found` it.
@@ -220,7 +220,7 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     target = version.agreement * raw_recall
     truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
     chosen = _choose(widths, target, truth, searches)
-    if not truth.moves and truth.has_moved():
+    if not truth.moves and truth.read_again():
         # Another client began to write after the truth was last read.
         chosen = _choose(widths, target, truth, searches)
     return chosen.replace(raw_recall=raw_recall) if exact else chosen

@@ -138,7 +138,7 @@ class QdrantVersion(corrections.Version):
 
 
 class QdrantManifest(corrections.Manifest[QdrantVersion]):
-    """The versions of the corrections of a collection."""
+    """All correction versions of one collection."""
 
     @property
     def everything(self) -> tuple[QdrantVersion, ...]:
