@@ -258,7 +258,7 @@ class Gallery(Vectors):
             yield self._handler.with_zeros(batch.vectors)
 
 
-def as_unit(
+def check_batches(
     batches: Iterable[Batch], handler: IndexHandler, name: str, tolerant: bool
 ) -> Iterator[Batch]:
     """Yield `batches` from `handler` with zero vectors restored.
@@ -268,7 +268,8 @@ def as_unit(
     for batch in batches:
         vectors = handler.with_zeros(batch.vectors)
         if not tolerant:
-            require_unit(vectors, name, int(batch.place or 0), handler.lossy)
+            first_row = int(batch.place or 0)
+            require_unit(vectors, name, first_row, handler.lossy)
         yield replace(batch, vectors=vectors)
 
 
@@ -304,7 +305,7 @@ def offsets_by(
     unit = not handler.lossy
     batches = handler.scan()
     if model.metric is Metric.COSINE:
-        batches = as_unit(batches, handler, "index", tolerant)
+        batches = check_batches(batches, handler, "index", tolerant)
     for batch in batches:
         given = offsets_of_all(model, batch, invalid, unit=unit, compute=compute)
         first = int(batch.place or 0)

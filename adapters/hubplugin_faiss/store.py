@@ -1,4 +1,4 @@
-"""A Faiss file as a `Store`: URL `faiss:photos.faiss`.
+"""A `Store` in a Faiss index file, with a URL such as `faiss:photos.faiss`.
 
 photos.faiss.hub/manifest.json   the active, the previous and the half-written version
 photos.faiss.hub/3.model         the model of version 3
@@ -44,7 +44,7 @@ from hubplugin.registry import without_secrets
 from hubplugin.store import Batch, Found, Hits, Writing, require_room
 from hubplugin.vectors import Progress
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.index import as_unit, upgrade_by
+from hubplugin_faiss.index import check_batches, upgrade_by
 from hubplugin_faiss.objects import is_mapped, normalises_queries, reason
 from hubplugin_faiss.scale import IndexScale
 
@@ -427,7 +427,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         batches = self.handler.scan()
         if self.metric is Metric.COSINE:
             is_corrected = bool(self.handler.extras)
-            batches = as_unit(batches, self.handler, self.url, tolerant=is_corrected)
+            batches = check_batches(
+                batches, self.handler, self.url, tolerant=is_corrected
+            )
         if version is None:
             yield from batches
             return

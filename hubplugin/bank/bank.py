@@ -233,7 +233,8 @@ class Bank:
             progress: Called while texts are embedded.
 
         Raises:
-            InputError: The queries cannot be read or embedded, or have other dimensions.
+            InputError: The queries cannot be read or embedded, or their dimension is not
+                that of the gallery.
         """
         dim = getattr(gallery, "dim", None)
         queries: Any = self.queries

@@ -239,7 +239,7 @@ def search(
         compute: Device, memory and progress.
         *collectors: The collectors that receive the scores.
         offsets: One row per candidate correction, [c, n]; by default a row of zeros.
-        label: The name of the work in progress reports.
+        label: The name of this step in progress reports.
     """
     if offsets is None:
         offsets = np.zeros((1, targets.rows), np.float32)

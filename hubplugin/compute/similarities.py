@@ -121,7 +121,7 @@ class Similarities:
 
         Args:
             targets: The targets [n, d].
-            label: The name of the work in progress reports.
+            label: The name of this step in progress reports.
             scale: The factor of all similarities.
             answers: The thresholds [m] of answers, which are set to -inf, except as
                 `MOST_ANSWERS` says.

@@ -171,7 +171,7 @@ class Kernel:
 
         Args:
             log_alpha: The log of alpha [m].
-            label: The name of the work in progress reports.
+            label: The name of this step in progress reports.
         """
         total = self._library.full((self._similarities.m,), 0.0)
         for rows, values, weights in self._blocks(log_alpha, label):

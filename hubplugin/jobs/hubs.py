@@ -77,7 +77,7 @@ def find_targets(
     Args:
         bank: The bank, with its gallery.
         queries: Prepared queries [m, d].
-        label: The name of the work in progress reports.
+        label: The name of this step in progress reports.
         model: The model that corrects the search; None for a raw search.
     """
     gallery = bank.require_targets()

@@ -150,7 +150,7 @@ def compare(
         batches: All targets of the store.
         counts: The counts, which are updated after each batch.
         compute: Device, memory and progress.
-        label: The name of the work in progress reports.
+        label: The name of this step in progress reports.
         gallery: The gallery on which the model was just fitted, in the order of
             `batches`; its offsets are not computed again.
     """

@@ -113,10 +113,11 @@ class InvertedListsHandler(BaseIndexHandler):
     def centroid_offsets(
         self, offsets: np.ndarray, queries: np.ndarray | None
     ) -> np.ndarray:
-        """Return the rank of each list by `list_ranks`: float32 [lists].
+        """Return the offset of each list's centroid: float32 [lists].
 
-        Without `queries`, the rank is the mean offset of the list. All ranks are 0 if
-        the coarse quantizer cannot store them.
+        It makes the list score like its best entry (`list_ranks`), or is the mean offset
+        of its entries without `queries`. All are 0 if the coarse quantizer cannot store
+        them.
         """
         nlist = len(self.sizes)
         if not self.ranked:
