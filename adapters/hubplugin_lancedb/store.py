@@ -199,8 +199,10 @@ def as_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return values.reshape(len(column), column.type.list_size)
 
 
-def as_literal(id: Id) -> str:
-    """Return an id as a literal for a filter."""
+def as_literal(id: Id | None) -> str:
+    """Return an id as a literal for a filter. Another program may have left it out."""
+    if id is None:
+        return "NULL"
     if isinstance(id, int):
         return str(id)
     return "'" + id.replace("'", "''") + "'"
