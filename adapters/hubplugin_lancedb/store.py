@@ -203,6 +203,9 @@ def as_literal(id: Id | None) -> str:
     """Return an id as a literal for a filter. Another program may have left it out."""
     if id is None:
         return "NULL"
+    if isinstance(id, int) and id < 0:
+        # The digits of -2^63 are read as 2^63, which is no BIGINT, before the sign is.
+        return f"CAST('{id}' AS BIGINT)"
     if isinstance(id, int):
         return str(id)
     return "'" + id.replace("'", "''") + "'"
