@@ -12,9 +12,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import CorrectionRefused, Parameter, StoreError
-from hubplugin.metric import Metric, augment_queries, augment_targets, unit_or_zero
+from hubplugin.metric import Metric, unit_or_zero
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.offsets import bank_queries
+from hubplugin_faiss.encoding.offsets import READ, bank_queries, similarities
 from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.objects import name_of, parts, reason
 from hubplugin_faiss.scale import IndexScale
@@ -139,28 +139,20 @@ def exact_rankings(
     Returns:
         The ids of the best targets without and with offsets, int64 [m, K] each.
     """
-    metric = upgraded.metric
-    augmented = augment_queries(model.queries(queries), metric)
-    highest = max(
-        float(extra.offsets(extra.query[None]).max()) for extra in upgraded.extras
-    )
-    keep_max = not upgraded.euclidean
-    plain = faiss.ResultHeap(len(queries), K, keep_max=keep_max)
-    corrected = faiss.ResultHeap(len(queries), K, keep_max=keep_max)
-    for batch in upgraded.scan():
-        labels = np.array(batch.ids)
+    plain = faiss.ResultHeap(len(queries), K, keep_max=True)
+    corrected = faiss.ResultHeap(len(queries), K, keep_max=True)
+    mapped = model.queries(queries)
+    for batch in upgraded.scan(READ):
         vectors = batch.vectors
         offsets = batch.offsets
+        labels = np.tile(batch.ids, (len(queries), 1))
+        plain.add_result(similarities(queries, vectors, raw.euclidean), labels)
         if model.metric is Metric.COSINE and upgraded.lossy:
             vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)
-        extended = augment_targets(vectors, offsets, metric, max_offset=highest)
-        sides = (plain, queries, vectors), (corrected, augmented, extended)
-        for best, asked, targets in sides:
-            k = min(K, len(targets))
-            scores, rows = faiss.knn(asked, targets, k, upgraded.index.metric_type)
-            best.add_result(scores, labels[rows])
+        scores = similarities(mapped, vectors, raw.euclidean) + offsets
+        corrected.add_result(scores, labels)
     plain.finalize()
     corrected.finalize()
     return plain.I, corrected.I

@@ -21,7 +21,13 @@ from hubplugin_faiss.calibration import require_recall
 from hubplugin_faiss.encoding.offsets import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import Added, IndexHandler
-from hubplugin_faiss.objects import name_of, normalises_queries, recount, with_map
+from hubplugin_faiss.objects import (
+    linear_transform,
+    name_of,
+    normalises_queries,
+    pretransform,
+    recount,
+)
 from hubplugin_faiss.scale import IndexScale
 
 LOSSY_UNIT = 0.7
@@ -123,7 +129,9 @@ def upgrade_by(
     spec = upgrade_spec(offsets, handler.euclidean, model)
     upgraded = handler.upgrade(offsets, spec)
     if model.query_map is not None:
-        upgraded = with_map(upgraded, model.query_map)
+        mark = np.full(upgraded.d, -0.0)  # see `is_mapped`
+        query_map = linear_transform(model.query_map.whole, mark)
+        upgraded = pretransform([query_map], upgraded)
     if handler.lossy or not handler.exhaustive:
         require_recall(handler, handler_for(upgraded), model, scale, force)
     return upgraded

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import faiss
 import numpy as np
 
-from hubplugin.model import QueryMap
 from hubplugin_faiss.encoding.codecs import set_floats
 
 SETTINGS = (
@@ -115,20 +114,11 @@ def linear_transform(matrix: np.ndarray, bias: np.ndarray) -> faiss.LinearTransf
     return transform
 
 
-def with_map(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
-    """Return `index` behind a linear transform that maps queries by `query_map`.
-
-    New entries must be added behind the transform, since they must not be mapped.
-    """
-    bias = np.full(index.d, -0.0)
-    return pretransform([linear_transform(query_map.whole, bias)], index)
-
-
 def is_mapped(index: faiss.Index) -> bool:
     """Return True if a query map precedes an index.
 
-    A query map is marked as the only transform, linear and with all biases -0. A file
-    preserves this mark, and no training produces it.
+    A query map is the only transform, linear and with all biases -0. A file preserves
+    this mark, and no training produces it.
     """
     index = faiss.downcast_index(index)
     if not isinstance(index, faiss.IndexPreTransform) or index.chain.size() != 1:

@@ -10,7 +10,7 @@ from hubplugin.measures.hubness import pick_evenly
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin_faiss.encoding.offsets import QUERIES, nearness_of
-from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.handlers.base import SAMPLED, IndexHandler
 
 STEP = 0.05
 """The unit of `IndexScale.nearness`: multiples can be recovered from an index."""
@@ -51,7 +51,8 @@ class IndexScale:
         euclidean = handler.euclidean
         if model.metric is not Metric.COSINE or not handler.lossy:
             return cls(euclidean)
-        vectors, stored = handler.take(handler.sample())
+        sample = pick_evenly(np.arange(handler.count), SAMPLED)
+        vectors, stored = handler.take(sample)
         vectors = handler.with_zeros(vectors)
         usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
         vectors = vectors[usable]

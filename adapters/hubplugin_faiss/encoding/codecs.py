@@ -7,7 +7,7 @@ or none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -46,20 +46,14 @@ class OffsetCoder:
             bases: The extra components of the centroids from which codes store
                 differences, [n, w], or [1, w] for all.
         """
-        q = self.extra.query.astype(np.float64)
-        components = np.zeros((len(offsets), len(q)), np.float32)
-        needed = self.extra.needed(offsets)
+        components = np.zeros((len(offsets), len(self.extra.query)), np.float32)
         for i in self.codec.carriers:
-            wanted = self.extra.component(i, needed)
+            wanted = self.extra.component(offsets, components[:, :i])
             # The codec encodes all extra dimensions at once: encode one with zeros.
             alone = np.zeros_like(components)
             alone[:, i] = np.clip(wanted - bases[:, i], *self.codec.limits)
-            held = self.codec.decode(self.codec.encode(alone))[:, i] + bases[:, i]
-            components[:, i] = held
-            if self.extra.euclidean:
-                needed -= (held - q[i]) ** 2
-            else:
-                needed -= held * q[i]
+            held = self.codec.decode(self.codec.encode(alone))[:, i]
+            components[:, i] = held + bases[:, i]
         return components
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
@@ -69,7 +63,7 @@ class OffsetCoder:
         that codes in every list hold the neutral offset without loss.
         """
         components = np.tile(self.extra.query, (len(offsets), 1))
-        components[:, 0] = self.extra.exact(offsets)
+        components[:, 0] = self.extra.component(offsets)
         step = self.codec.step
         if step:
             first = self.extra.query[0]
@@ -129,7 +123,16 @@ class Codec:
     [d / part, numbers] come from training: one table for each `part` components.
     """
 
+    encode: Callable[[np.ndarray], np.ndarray]
+    """Returns the codes of vectors [n, d]: uint8 [n, bytes]."""
+
+    decode: Callable[[np.ndarray], np.ndarray]
+    """Returns the vectors that codes [n, bytes] encode: float32 [n, d]."""
+
     part = 1
+
+    arguments: Sequence[int] = ()
+    """The arguments for the class of an index with this codec, after `d`."""
 
     lossy = False
     """True if codes may change the length of a vector by more than a hundredth."""
@@ -144,20 +147,13 @@ class Codec:
     """The step by which extra components of centroids vary, or 0 for any values."""
 
     def __init__(self, d: int):
+        self.d = d
         self.bits = 32 * d
         self.tables = np.empty((d, 0))
-
-    def encode(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the codes of `vectors` [n, d]: uint8 [n, bytes]."""
-        return np.ascontiguousarray(vectors, np.float32).view(np.uint8)
-
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        """Return the vectors that `codes` [n, bytes] encode: float32 [n, d]."""
-        return np.ascontiguousarray(codes).view(np.float32)
-
-    def arguments(self, d: int) -> list[int]:
-        """Return the codec's arguments for the class of an index of `d` components."""
-        return []
+        self.encode = lambda vectors: np.asarray(vectors, np.float32, "C").view(
+            np.uint8
+        )
+        self.decode = lambda codes: np.asarray(codes, order="C").view(np.float32)
 
     def with_tables(self, tables: np.ndarray) -> Codec:
         """Return a codec of this kind with the components of other `tables`."""
@@ -183,31 +179,7 @@ class Codec:
         return OffsetCoder(extra, Codec(1), self.bits)
 
 
-def codec_of(index: faiss.Index) -> Codec:
-    """Return the codec of `index`.
-
-    Raises StoreError for a type of scalar quantiser that cannot carry offsets.
-    """
-    if hasattr(index, "sq"):
-        return ScalarCodec(index.sq)
-    if hasattr(index, "pq"):
-        return ProductCodec(index.pq)
-    return Codec(index.d)
-
-
-class QuantisingCodec(Codec):
-    """Encodes and decodes vectors with a quantiser from Faiss."""
-
-    quantizer: Any
-
-    def encode(self, vectors: np.ndarray) -> np.ndarray:
-        return self.quantizer.compute_codes(vectors)
-
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        return self.quantizer.decode(codes)
-
-
-class ScalarCodec(QuantisingCodec):
+class ScalarCodec(Codec):
     """A scalar quantiser: one number per component.
 
     Faiss is many times slower if d is not a multiple of 16, so extra dimensions pad d
@@ -236,6 +208,10 @@ class ScalarCodec(QuantisingCodec):
                 "hubplugin_faiss.CorrectedSearch(index, offsets)"
             )
         self.quantizer = quantizer
+        self.encode = quantizer.compute_codes
+        self.decode = quantizer.decode
+        self.arguments = [kind]
+        self.d = quantizer.d
         self.bits = quantizer.bits * quantizer.d
         # The minimum and the range of each component. Empty for floats.
         trained = faiss.vector_to_array(quantizer.trained)
@@ -250,9 +226,6 @@ class ScalarCodec(QuantisingCodec):
             self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
         elif kind == faiss.ScalarQuantizer.QT_fp16:
             self.limits = (-LARGEST, LARGEST)
-
-    def arguments(self, d: int) -> list[int]:
-        return [self.quantizer.qtype]
 
     def with_tables(self, tables: np.ndarray) -> ScalarCodec:
         quantizer = faiss.ScalarQuantizer(len(tables), self.quantizer.qtype)
@@ -348,7 +321,7 @@ def shorten(value: float) -> float:
     return float(np.copysign(np.ldexp(held, exponent), value))
 
 
-class ProductCodec(QuantisingCodec):
+class ProductCodec(Codec):
     """A product quantiser: one number for each part of the components.
 
     The offset gets one more part, whose codebook is trained on the offsets. With fewer
@@ -359,14 +332,15 @@ class ProductCodec(QuantisingCodec):
 
     def __init__(self, quantizer: faiss.ProductQuantizer):
         self.quantizer = quantizer
+        self.encode = quantizer.compute_codes
+        self.decode = quantizer.decode
+        self.arguments = [quantizer.M, quantizer.nbits]
+        self.d = quantizer.d
         self.bits = quantizer.M * quantizer.nbits
         codebooks = faiss.vector_to_array(quantizer.centroids)
         self.tables = codebooks.reshape(quantizer.M, -1)
         self.part = quantizer.dsub
         self.carriers = range(0, quantizer.d, self.part)
-
-    def arguments(self, d: int) -> list[int]:
-        return [d // self.part, self.quantizer.nbits]
 
     def with_tables(self, tables: np.ndarray) -> ProductCodec:
         d = len(tables) * self.part
@@ -394,18 +368,20 @@ class ProductCodec(QuantisingCodec):
         first = ExtraDimensions(extra.query[:1], spec.euclidean)
         about = np.zeros(1)
         if bases is not None:
-            about = first.exact(bases)
-        values = first.exact(sample) - about
-        ends = first.exact(np.array([spec.low, spec.high]))
+            about = first.component(bases)
+        values = first.component(sample) - about
+        ends = first.component(np.array([spec.low, spec.high]))
         room = ends.min() - about.max(), ends.max() - about.min()
         codebooks = [place_levels(values, levels, first.query - about, room)]
         if parts == 2:
-            held = codebooks[0][nearest_level(codebooks[0], values)] + about
+            placed = codebooks[0]
+            nearest = np.searchsorted((placed[1:] + placed[:-1]) / 2, values)
+            held = placed[nearest] + about
             lost = sample - first.offsets(held[:, None])
             if len(np.unique(values)) < levels:
                 # The levels fit the sample exactly, but later offsets may lie between.
-                placed = codebooks[0][:, None] + about.mean()
-                gap = np.diff(np.sort(first.offsets(placed))).max()
+                offsets = first.offsets(placed[:, None] + about.mean())
+                gap = np.diff(np.sort(offsets)).max()
                 lost = np.concatenate([lost, gap * np.linspace(-0.5, 0.5, levels)])
             query[self.part] = query[0]
             if spec.euclidean:
@@ -414,7 +390,7 @@ class ProductCodec(QuantisingCodec):
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
             # In this part, centroids have the same component as the query.
             about = second.query * (bases is not None)
-            values = second.exact(lost) - about
+            values = second.component(lost) - about
             plain = second.query - about
             codebooks.append(place_levels(values, levels, plain, (0.0, 0.0)))
         tables = np.zeros((parts, levels, self.part), np.float32)
@@ -459,14 +435,10 @@ def place_levels(
     levels = np.concatenate([fixed, below, within, above])
     for _ in range(20):
         order = np.argsort(levels, kind="stable")
-        nearest = order[nearest_level(levels[order], values)]
+        middles = (levels[order][1:] + levels[order][:-1]) / 2
+        nearest = order[np.searchsorted(middles, values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
         members[: len(fixed)] = 0  # fixed levels stay where they are
         levels = np.where(members > 0, means, levels)
     return np.sort(levels).astype(np.float32)
-
-
-def nearest_level(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the index of the sorted `levels` [k] nearest to each of `values` [n]."""
-    return np.searchsorted((levels[1:] + levels[:-1]) / 2, values)

@@ -40,6 +40,11 @@ FEWEST = 20
 """The smallest bank used to rank lists: fewer queries do not show which targets are
 near."""
 
+NO_COMPONENTS = np.empty((1, 0))
+
+READ = 1 << 13
+"""The number of entries compared with the queries at once."""
+
 RANK = 10
 """The rank of the target whose similarity `nearness_of` averages."""
 
@@ -80,35 +85,27 @@ class ExtraDimensions:
             offsets = t @ q - q @ q
         return offsets.astype(np.float32)
 
-    def exact(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the first extra components of targets with `offsets` [n]: float32 [n].
+    def component(
+        self, offsets: np.ndarray, earlier: np.ndarray = NO_COMPONENTS
+    ) -> np.ndarray:
+        """Return the next extra component of targets with `offsets` [n]: float32 [n].
 
-        All other components are assumed to take their reserves (see `component`).
-        """
-        return self.component(0, self.needed(offsets)).astype(np.float32)
+        It makes up for the errors of the components before it. Each component j behind
+        it is assumed to add its reserve, q_j^2.
 
-    def needed(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the sum that the components of each target must reach: float64 [n].
-
-        Under inner product, each component adds its product with the query's. Under
-        Euclidean distance, it adds the squared difference from the query's.
+        earlier: The components before it, [n, i]. By default, there are none.
         """
         q = self.query.astype(np.float64)
+        t = earlier.astype(np.float64)
+        i = t.shape[1]
+        neutral = (q[: i + 1] ** 2).sum()
+        offsets = offsets.astype(np.float64)
         if self.euclidean:
-            return q @ q - 2 * offsets.astype(np.float64)
-        return q @ q + offsets.astype(np.float64)
-
-    def component(self, i: int, needed: np.ndarray) -> np.ndarray:
-        """Return component `i` of targets: float64 [n].
-
-        Together with the reserves q_j^2 of all later components, it adds up to `needed`
-        [n].
-        """
-        q = self.query.astype(np.float64)
-        rest = needed - q[i + 1 :] @ q[i + 1 :]
-        if self.euclidean:
-            return q[i] + np.sqrt(np.maximum(rest, 0))
-        return rest / q[i]
+            square = neutral - 2 * offsets - ((q[:i] - t) ** 2).sum(axis=1)
+            component = q[i] + np.sqrt(np.maximum(square, 0))
+        else:
+            component = (neutral + offsets - t @ q[:i]) / q[i]
+        return component.astype(np.float32)
 
 
 def model_bits(fingerprint: str) -> int:
@@ -242,3 +239,16 @@ def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
     cosines = queries @ (vectors / lengths[:, None]).T
     return float(np.partition(cosines, -rank, axis=1)[:, -rank].mean())
+
+
+def similarities(
+    queries: np.ndarray, vectors: np.ndarray, euclidean: bool
+) -> np.ndarray:
+    """Return the similarities of `queries` [m, d] to `vectors` [b, d]: float32 [m, b].
+
+    Euclidean similarities omit the term -|u|^2 / 2, which is the same for all vectors.
+    """
+    products = queries @ vectors.T
+    if euclidean:
+        products -= (vectors**2).sum(axis=1) / 2
+    return products

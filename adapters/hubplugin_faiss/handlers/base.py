@@ -23,7 +23,7 @@ BLOCK = 32
 """The default number of codes in a block of a fast-scan index."""
 
 SAMPLED = 4096
-"""The default number of entries in a sample of an index."""
+"""The number of entries in a sample of an index."""
 
 Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] or None if the index is not upgraded."""
@@ -135,10 +135,6 @@ class IndexHandler:
             ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
-    def sample(self, most: int = SAMPLED) -> np.ndarray:
-        """Return the numbers of at most `most` entries, picked evenly."""
-        return pick_evenly(np.arange(self.count), most)
-
     def plan_append(self, added: Added) -> Changes:
         """Plan to add entries. Raises StoreError if they cannot be added."""
         return self.inner.plan_append(added)
@@ -206,7 +202,7 @@ class IndexHandler:
         It is a tenth of the range of the stored offsets, as in
         `OffsetCoder.require_holds`.
         """
-        offsets = self.take(self.sample())[1]
+        _, offsets = self.take(pick_evenly(np.arange(self.count), SAMPLED))
         assert offsets is not None
         finite = offsets[np.isfinite(offsets)]
         if not finite.size:

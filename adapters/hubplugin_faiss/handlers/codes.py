@@ -13,7 +13,13 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.measures.hubness import pick_evenly
-from hubplugin_faiss.encoding.codecs import OffsetCoder, codec_of, set_floats
+from hubplugin_faiss.encoding.codecs import (
+    Codec,
+    OffsetCoder,
+    ProductCodec,
+    ScalarCodec,
+    set_floats,
+)
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.handlers.base import Added, Changes, IndexHandler, Taken
@@ -50,12 +56,17 @@ class BaseIndexHandler(IndexHandler):
             self.d -= len(extra.query)
         # A graph keeps its codes in the index under it, other types in themselves.
         self.storage = faiss.downcast_index(getattr(index, "storage", index))
-        self.codec = codec_of(self.storage)
+        self.codec = Codec(index.d)
+        if hasattr(self.storage, "sq"):
+            self.codec = ScalarCodec(self.storage.sq)
+        elif hasattr(self.storage, "pq"):
+            self.codec = ProductCodec(self.storage.pq)
         self.lossy = self.codec.lossy
         self.lists = self.lists_in(self.storage)
         self.sizes = self.lists.sizes()
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.list_nos = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        self._taken = np.empty(0, int), np.empty((0, index.d), np.float32)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([self.lists.ids(n) for n in range(len(self.sizes))])
@@ -83,11 +94,16 @@ class BaseIndexHandler(IndexHandler):
         return np.zeros(len(vectors), np.int64)
 
     def take(self, rows: np.ndarray) -> Taken:
-        decoded = self.codec.decode(self.codes(rows))
-        decoded = decoded + self.centres(self.list_nos[rows])
+        # An upgrade takes the only block of a small index several times.
+        known, decoded = self._taken
+        if not np.array_equal(known, rows):
+            decoded = self.codec.decode(self.codes(rows))
+            decoded = decoded + self.centres(self.list_nos[rows])
+            self._taken = rows, decoded
+        vectors = decoded[:, : self.d].copy()
         if self.extra is None:
-            return decoded, None
-        return decoded[:, : self.d], self.extra.offsets(decoded[:, self.d :])
+            return vectors, None
+        return vectors, self.extra.offsets(decoded[:, self.d :])
 
     def upgrade(
         self,
@@ -103,7 +119,12 @@ class BaseIndexHandler(IndexHandler):
             transforms: Transforms to put first. Behind them, two more append the extra
                 components to each query.
         """
-        rows = self._codebook_rows(offsets)
+        # Train codebooks on entries that cover all levels: also on those with extreme
+        # offsets, and on one of each list.
+        spread = pick_evenly(np.arange(self.count), CODEBOOK)
+        extremes = [offsets.argmin(), offsets.argmax()]
+        firsts = self.starts[self.sizes > 0]
+        rows = np.unique(np.concatenate([spread, extremes, firsts]))
         list_nos = self.list_nos[rows]
         centroid_offsets = self.centroid_offsets(offsets, spec.queries)
         around = centroid_offsets[list_nos] if self.residual else None
@@ -122,18 +143,12 @@ class BaseIndexHandler(IndexHandler):
 
         tables = np.concatenate([self.codec.tables, coder.codec.tables])
         new = self.rebuild(tables, centroid_components, recode)
-        return pretransform([*transforms, *query_transforms(coder.extra, self.d)], new)
-
-    def _codebook_rows(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the entries to train codebooks on, ascending.
-
-        They include those with extreme offsets and one of each list, so that codebooks
-        cover all levels.
-        """
-        spread = pick_evenly(np.arange(self.count), CODEBOOK)
-        extremes = [offsets.argmin(), offsets.argmax()]
-        firsts = self.starts[self.sizes > 0]
-        return np.unique(np.concatenate([spread, extremes, firsts]))
+        append_zeros = faiss.RemapDimensionsTransform(self.d, new.d, False)
+        # A centring transform subtracts its mean, so mean -q appends q to each query.
+        append_query = faiss.CenteringTransform(new.d)
+        set_floats(append_query.mean, np.pad(-coder.extra.query, (self.d, 0)))
+        append_query.is_trained = True
+        return pretransform([*transforms, append_zeros, append_query], new)
 
     def centroid_offsets(
         self, offsets: np.ndarray, queries: np.ndarray | None
@@ -162,8 +177,9 @@ class BaseIndexHandler(IndexHandler):
                 index.
             recode: The function that changes the codes.
         """
-        new = self.empty(len(tables) * self.codec.part, centres)
-        self.codec.with_tables(tables).install(new)
+        codec = self.codec.with_tables(tables)
+        new = self.empty(codec, centres)
+        codec.install(new)
         lists = self.lists_in(new)
         for list_no, size in enumerate(self.sizes.tolist()):
             # Resize once: a list that grows step by step reserves spare memory.
@@ -176,8 +192,8 @@ class BaseIndexHandler(IndexHandler):
                 lists.write(list_no, place, codes[part])
         return new
 
-    def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
-        """Return a new index of this type with `d` components and without codes.
+    def empty(self, codec: Codec, centres: np.ndarray | None) -> faiss.Index:
+        """Return a new index of this type for the codes of `codec`, without entries.
 
         centres: As in `rebuild`.
         """
@@ -280,12 +296,12 @@ class FlatCodesHandler(BaseIndexHandler):
     exhaustive = True
     lists_in = OneRow
 
-    def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
+    def empty(self, codec: Codec, centres: np.ndarray | None) -> faiss.Index:
         old = self.storage
         kind = faiss.IndexFlat  # not IndexFlatIP, which takes no metric
         if not isinstance(old, faiss.IndexFlat):
             kind = type(old)
-        new = kind(d, *self.codec.arguments(d), old.metric_type)
+        new = kind(codec.d, *codec.arguments, old.metric_type)
         copy_settings(new, old)
         return new
 
@@ -320,20 +336,6 @@ class GraphHandler(FlatCodesHandler):
         self, tables: np.ndarray, centres: np.ndarray | None, recode: Recoding
     ) -> faiss.Index:
         return graph_over(super().rebuild(tables, centres, recode), self.index)
-
-
-def query_transforms(
-    extra: ExtraDimensions, d: int
-) -> tuple[faiss.VectorTransform, faiss.VectorTransform]:
-    """Return the two transforms that append the query's extra components to vectors
-    [n, d]."""
-    width = len(extra.query)
-    append_zeros = faiss.RemapDimensionsTransform(d, d + width, False)
-    # A centring transform subtracts its mean, so mean -q appends q to each query.
-    append_query = faiss.CenteringTransform(d + width)
-    set_floats(append_query.mean, np.pad(-extra.query, (d, 0)))
-    append_query.is_trained = True
-    return append_zeros, append_query
 
 
 def graph_over(storage: faiss.Index, like: faiss.IndexHNSW) -> faiss.Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.measures.hubness import pick_evenly
-from hubplugin_faiss.encoding.offsets import ExtraDimensions
+from hubplugin_faiss.encoding.codecs import Codec
+from hubplugin_faiss.encoding.offsets import READ, ExtraDimensions, similarities
 from hubplugin_faiss.handlers.base import Added, Changes
 from hubplugin_faiss.handlers.codes import BaseIndexHandler, graph_over
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
@@ -21,9 +22,6 @@ BESTS = 1 << 23
 
 The lists of an index with many lists are ranked by fewer queries, but at least 40.
 """
-
-READ = 1 << 13
-"""The number of entries compared with the queries at once."""
 
 FLOATS = faiss.IndexFlat | faiss.IndexHNSWFlat
 """The coarse quantizers that store centroids as floats.
@@ -80,14 +78,14 @@ class InvertedListsHandler(BaseIndexHandler):
             quantizer = narrow_quantizer(quantizer, self.d)
         return quantizer.search(vectors, 1)[1].ravel()
 
-    def empty(self, d: int, centres: np.ndarray | None) -> faiss.Index:
+    def empty(self, codec: Codec, centres: np.ndarray | None) -> faiss.Index:
         if centres is None:
-            quantizer = narrow_quantizer(self.quantizer, d)
+            quantizer = narrow_quantizer(self.quantizer, codec.d)
         else:
             quantizer = widen_quantizer(self.quantizer, centres)
         old = self.index
-        coded = self.codec.arguments(d)
-        new = type(old)(quantizer, d, old.nlist, *coded, old.metric_type)
+        sizes = (codec.d, old.nlist, *codec.arguments)
+        new = type(old)(quantizer, *sizes, old.metric_type)
         new.own_fields = True
         quantizer.this.disown()
         copy_settings(new, old)
@@ -113,11 +111,18 @@ class InvertedListsHandler(BaseIndexHandler):
     def centroid_offsets(
         self, offsets: np.ndarray, queries: np.ndarray | None
     ) -> np.ndarray:
-        """Return the offset of each list's centroid: float32 [lists].
+        """Return the offset of each list's centroid, which ranks its list: float32 [nlist].
 
-        It makes the list score like its best entry (`list_ranks`), or is the mean offset
-        of its entries without `queries`. All are 0 if the coarse quantizer cannot store
-        them.
+        All are 0 if the coarse quantizer cannot store them. Without `queries`, each is
+        the mean offset of the list's entries. Otherwise, the centroid scores like the
+        best entry of the list with its offset:
+
+            rank(j) = mean over queries u of
+                      ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
+
+        Long lists get higher ranks, and so do lists whose entries lie close together.
+        Offsets alone would not suffice: under inner product, centroids have unit
+        length, whatever the length of the entries.
         """
         nlist = len(self.sizes)
         if not self.ranked:
@@ -125,18 +130,21 @@ class InvertedListsHandler(BaseIndexHandler):
         if queries is None:
             sums = np.bincount(self.list_nos, offsets, nlist)
             return (sums / np.maximum(self.sizes, 1)).astype(np.float32)
-        entries = (
-            (self.take(rows)[0], offsets[rows], self.list_nos[rows])
-            for rows in self.row_blocks(READ)
-        )
-        return list_ranks(
-            entries,
-            offsets,
-            self.sizes,
-            self.quantizer.reconstruct_batch(np.arange(nlist)),
-            pick_evenly(queries, max(BESTS // nlist, 40)),
-            self.euclidean,
-        )
+        queries = pick_evenly(queries, max(BESTS // nlist, 40))
+        best = np.full((len(queries), nlist), -np.inf, np.float32)
+        for rows in self.row_blocks(READ):
+            scores = similarities(queries, self.take(rows)[0], self.euclidean)
+            scores += offsets[rows]
+            list_nos, first = np.unique(self.list_nos[rows], return_index=True)
+            in_block = np.fmax.reduceat(scores, first, axis=1)
+            best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
+        centres = self.quantizer.reconstruct_batch(np.arange(nlist))
+        best -= similarities(queries, centres, self.euclidean)
+        ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
+        # Shift all ranks equally, so that the mean rank over entries is the mean offset.
+        excess = (ranks * self.sizes).sum() - offsets.sum(dtype=np.float64)
+        ranks = np.clip(ranks - excess / self.count, offsets.min(), offsets.max())
+        return np.where(self.sizes > 0, ranks, 0).astype(np.float32)
 
     def ids_of(self, added: Added) -> np.ndarray:
         numbered = self.count + np.arange(len(added.vectors))
@@ -213,58 +221,3 @@ def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
         return faiss.clone_index(quantizer.index)
     centres = quantizer.reconstruct_batch(np.arange(quantizer.ntotal))
     return quantizer_like(quantizer, centres[:, :d])
-
-
-def list_ranks(
-    entries: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    offsets: np.ndarray,
-    sizes: np.ndarray,
-    centres: np.ndarray,
-    queries: np.ndarray,
-    euclidean: bool,
-) -> np.ndarray:
-    """Return the rank of each list: float32 [nlist].
-
-    A search adds the rank to the similarity of the list's centroid. The centroid then
-    scores like the best entry of the list with its offset:
-
-        rank(j) = mean over queries u of
-                  ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
-
-    Long lists get higher ranks, and so do lists whose entries lie close together.
-    Offsets alone would not suffice: under inner product, centroids have unit length,
-    whatever the length of the entries.
-
-    Args:
-        entries: Blocks of vectors [b, d], offsets [b] and ascending list numbers [b].
-        offsets: The offsets of all entries, [n].
-        sizes: The number of entries in each list, [nlist].
-        centres: The centroids, [nlist, d].
-        queries: Queries from the bank, [m, d].
-        euclidean: True if s is -|u - t|^2 / 2, False if it is u.t.
-    """
-    best = np.full((len(queries), len(centres)), -np.inf, np.float32)
-    for vectors, block_offsets, lists in entries:
-        list_nos, first = np.unique(lists, return_index=True)
-        scores = similarities(queries, vectors, euclidean) + block_offsets
-        in_block = np.fmax.reduceat(scores, first, axis=1)
-        best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
-    best -= similarities(queries, centres, euclidean)
-    ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
-    # Shift all ranks equally, so that the mean rank over entries is the mean offset.
-    ranks += (offsets.sum(dtype=np.float64) - (ranks * sizes).sum()) / sizes.sum()
-    ranks = np.clip(ranks, offsets.min(), offsets.max())
-    return np.where(sizes > 0, ranks, 0).astype(np.float32)
-
-
-def similarities(
-    queries: np.ndarray, vectors: np.ndarray, euclidean: bool
-) -> np.ndarray:
-    """Return the similarities of `queries` [m, d] to `vectors` [b, d]: float32 [m, b].
-
-    Euclidean similarities omit the term -|u|^2 / 2, which is the same for all vectors.
-    """
-    products = queries @ vectors.T
-    if euclidean:
-        products -= (vectors**2).sum(axis=1) / 2
-    return products

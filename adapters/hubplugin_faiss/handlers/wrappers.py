@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.measures.hubness import pick_evenly
 from hubplugin_faiss.encoding.offsets import (
     ExtraDimensions,
     UpgradeSpec,
@@ -406,7 +407,7 @@ class RefineHandler(WrapperHandler):
         Entries with a vector that is not finite are omitted. The offsets are 0 if the
         index is not upgraded.
         """
-        rows = self._base.sample(SOME)
+        rows = pick_evenly(np.arange(self.count), SOME)
         # The second stage stores entries in the order of ids, the base stage may not.
         ids, places = np.unique(self._base.labels()[rows], return_inverse=True)
         base_vectors, base_offsets = self._base.take(rows)
