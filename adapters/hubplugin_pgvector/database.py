@@ -186,6 +186,11 @@ def quote_name(*parts: str) -> str:
     return name.as_string(None).replace("%", "%%")
 
 
+def quote_text(text: str) -> str:
+    """Return a quoted text for a statement, with each % doubled."""
+    return sql.Literal(text).as_string(None).replace("%", "%%")
+
+
 LOST = "once the server answers, run it again"
 ADVICE: dict[type[psycopg.Error], str] = {
     errors.InsufficientPrivilege: (

@@ -15,7 +15,12 @@ from pydantic import Field
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress
-from hubplugin_pgvector.database import WAIT_FOR_TABLE, Database, quote_name
+from hubplugin_pgvector.database import (
+    WAIT_FOR_TABLE,
+    Database,
+    quote_name,
+    quote_text,
+)
 from hubplugin_pgvector.requests import scale_of
 from hubplugin_pgvector.schema import OFFSET, VectorTable
 
@@ -33,6 +38,11 @@ SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
 IS_OURS = """
 SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s
 """
+MARKED = """
+SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND NOT attisdropped
+    AND col_description(attrelid, attnum) = %s
+"""
+"""Selects the columns of a table that have a comment."""
 OURS = "target = %(target)s AND vector = %(vector)s"
 ONE = f"{OURS} AND number = %(number)s"
 MANIFEST = 0
@@ -40,7 +50,7 @@ MANIFEST = 0
 MEND = "drop the schema hubplugin and the columns hub_offset... of the table, and apply again"
 BASE = rf"^(.+_)?{OFFSET}$"
 COLUMN = rf"^(.+_)?{OFFSET}(_v\d+)?$"
-"""Matches the names of offset columns. `remove` drops no other columns."""
+"""Matches the names of offset columns. A manifest that names others is refused."""
 
 
 class ColumnVersion(Version):
@@ -101,6 +111,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def delete_manifest(self) -> None:
         """Delete the manifest, and also the table and its schema if nothing is left."""
+        self.delete_offsets((), None)  # those whose manifest was lost
         if not self.has_documents():
             return
         self._delete(MANIFEST)
@@ -114,8 +125,11 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return OffsetModel.from_bytes(self._read(version.number) or b"", self.url)
 
     def write_model(self, version: ColumnVersion, model: OffsetModel) -> None:
+        self.delete_offsets((), None)  # those whose manifest was lost
         self._write(version.number, model.to_bytes())
         self._alter("ADD COLUMN {} real", version.column)
+        column = f"{self.table.identifier}.{quote_name(version.column)}"
+        self.database.run(f"COMMENT ON COLUMN {column} IS {quote_text(self._comment)}")
 
     def make_room(self, version: ColumnVersion) -> None:
         """Do nothing: `write_model` has added the column, in the same transaction."""
@@ -126,10 +140,25 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def delete_offsets(
         self, versions: Sequence[ColumnVersion], progress: Progress | None
     ) -> None:
+        """Drop the columns of `versions`, and those that no version names any more.
+
+        A backup without the schema hubplugin restores columns without a manifest.
+        """
         used = {version.column for version in self.read_manifest().maintained}
-        for version in versions:
-            if version.column not in used:
-                self._alter("DROP COLUMN IF EXISTS {}", version.column)
+        columns = {version.column for version in versions} | self.marked_columns()
+        for column in columns - used:
+            self._alter("DROP COLUMN IF EXISTS {}", column)
+
+    @property
+    def _comment(self) -> str:
+        """The comment that marks the offset columns of this vector column."""
+        target = f"{self.table.schema}.{self.table.name}, {self.table.vector}"
+        return f"offsets by hubplugin for {target}"
+
+    def marked_columns(self) -> set[str]:
+        """Return the columns that corrections of this vector column have added."""
+        rows = self.database.run(MARKED, (self.table.oid, self._comment))
+        return {name for (name,) in rows}
 
     def base_column(self) -> str:
         """Return the name of the offset column for a first version.

@@ -173,6 +173,8 @@ class PgvectorStore(DocumentStore):
         rows.
         """
         wrong = "".join(self.attention())
+        if self.base_column() in self.marked_columns():
+            wrong = ""  # `write_model` replaces them
         if not wrong and not dry_run:
             wrong = self.describe(schema.LACKING)
         if wrong:
@@ -183,10 +185,16 @@ class PgvectorStore(DocumentStore):
         base = self.base_column()
         if base not in self.fields() or self.read_manifest().everything:
             return []
+        if base in self.marked_columns():
+            return [
+                f"the column {base} has offsets without their correction, as in a backup "
+                "that was restored without the schema hubplugin; `hubplugin apply` "
+                "replaces them, `hubplugin remove` drops them"
+            ]
         return [
-            f"the column {base} holds something of yours, or offsets without their "
-            "correction, as in a table that was renamed, or restored without the schema "
-            "hubplugin; restore that, or rename or drop the column"
+            f"the column {base} holds something of yours, or offsets under a former name "
+            "of the table or of the vector; restore that name, or rename or drop the "
+            "column"
         ]
 
     def describe(self, query: str) -> str:

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from hubplugin import StoreError, inspect, refresh, remove
-from tests.pgvector.conftest import VECTORS
+from hubplugin import StoreError, apply, fit, inspect, refresh, remove
+from tests.pgvector.conftest import BANK, VECTORS
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(da
     database.create(VECTORS, "note text")
     database.correct()
     database.run("ALTER TABLE photos RENAME TO pictures")
-    with refused(StoreError, r"that was renamed, .* rename or drop the column"):
+    with refused(StoreError, r"under a former name .* rename or drop the column"):
         database.correct("pictures")
     assert database.open("pictures").correction() is None
     database.run("ALTER TABLE pictures RENAME TO photos")
@@ -71,16 +71,27 @@ def test_a_dump_that_is_read_back_has_its_correction(database, server):
     assert inspect(store, queries=0).missing == 0
 
 
-def test_a_table_that_is_restored_without_our_schema_is_told_what_it_has(database):
-    database.create()
-    database.correct()
-    database.run("DROP SCHEMA hubplugin CASCADE")
-    line = "offsets without their correction"
-    assert line in str(inspect(database.open()))
-    with refused(StoreError, line):
-        database.correct()
-    database.run("ALTER TABLE photos DROP hub_offset")
-    database.correct()
+@pytest.mark.parametrize("left", ["active", "half-written"])
+def test_a_table_that_is_restored_without_our_schema_is_corrected_or_cleaned(
+    database, left
+):
+    database.create(VECTORS, '"it\'s" text')
+    before = database.lines()
+    for job in (remove, lambda store: apply(store, BANK, "is", force=True)):
+        store = database.open()
+        if left == "active":
+            database.correct()
+        else:
+            store.begin(fit(VECTORS, BANK, "is", metric="dot"))
+        database.run("DROP SCHEMA hubplugin CASCADE")
+        told = "`hubplugin apply` replaces them, `hubplugin remove` drops them"
+        assert (told in str(inspect(store))) == (left == "active")
+        job(store)
+        if job is remove:
+            assert database.lines() == before
+    assert inspect(store, queries=0).stale == 0
+    remove(store)
+    assert database.lines() == before
 
 
 def test_a_manifest_that_names_a_column_of_the_user_drops_nothing(database):
