@@ -21,6 +21,7 @@ SETTINGS = (
 
 
 def name_of(index: faiss.Index) -> str:
+    """Return the name of an index's type."""
     return type(faiss.downcast_index(index)).__name__
 
 

@@ -60,7 +60,7 @@ class IndexScale:
             return cls(euclidean)
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
         squares = euclidean * lengths**2 / 2
-        if stored is None or not handler.holds_offsets_of(model.fingerprint):
+        if not handler.holds_offsets_of(model.fingerprint):
             queries = model.queries(pick_evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
             mean = float(np.mean(nearness * lengths - squares))

@@ -48,12 +48,6 @@ from hubplugin_faiss.index import check_batches, upgrade_by
 from hubplugin_faiss.objects import is_mapped, normalises_queries, reason
 from hubplugin_faiss.scale import IndexScale
 
-ADD_BEHIND_MAP = (
-    "a query map stands before the index, which plain Faiss would put what it adds "
-    "through, too: add with hubplugin_faiss.add, or behind it, to "
-    "faiss.downcast_index(index.index), and set index.ntotal"
-)
-
 ENDS = 64 << 10
 """The number of bytes at each end of a file that identify its content."""
 
@@ -117,6 +111,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._read()
 
     def _read(self) -> None:
+        """Read the file. Raises StoreError if another program changes it meanwhile."""
         seen = look_at(self.path)
         try:
             index = faiss.read_index(str(self.path))
@@ -128,6 +123,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._require_unchanged()
 
     def _take(self, index: faiss.Index, seen: Seen) -> None:
+        """Hold `index`, which was in the file in the state `seen`."""
         self.index = index
         self.handler = handler_for(index)
         self.dim = int(index.d)
@@ -145,6 +141,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             self._read()
 
     def _require_unchanged(self, seen: Seen | None = None) -> None:
+        """Raise StoreError if the file is not in the state `seen`, or as it was read."""
         if look_at(self.path) != (seen or self._seen):
             raise StoreError(
                 f"{str(self.path)!r} was changed by another program since it was read; "
@@ -254,6 +251,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             return file.read()
 
     def _write_file(self, name: str, content: bytes) -> None:
+        """Write a file in the folder, in one step."""
         with self._new_file(name, len(content)) as file:
             file.write(content)
 
@@ -269,6 +267,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             permit(file.fileno(), self.path)
 
     def _delete_file(self, name: str) -> None:
+        """Delete a file in the folder, if it exists."""
         path = self._place(name)
         with as_store_error(path):
             path.unlink(missing_ok=True)
@@ -487,8 +486,6 @@ class FaissStore(ManifestStore[FaissVersion]):
                 without offsets.
         """
         new = self._place("index.faiss")
-        for leftover in self.hub.glob(f"{new.name}.*.tmp"):  # from a killed run
-            leftover.unlink(missing_ok=True)
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -529,7 +526,13 @@ class FaissStore(ManifestStore[FaissVersion]):
         return hits
 
     def notes(self) -> Sequence[str]:
-        return [ADD_BEHIND_MAP] if is_mapped(self.index) else []
+        if not is_mapped(self.index):
+            return []
+        return [
+            "a query map stands before the index, and plain Faiss would also map what it "
+            "adds: add with hubplugin_faiss.add, or behind the map, to "
+            "faiss.downcast_index(index.index), and set index.ntotal"
+        ]
 
     def remove(self, progress: Progress | None = None) -> None:
         """Remove the correction, even if its model is missing or damaged."""

@@ -17,6 +17,8 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
 
+SQ = faiss.ScalarQuantizer
+
 LARGEST = 65504.0
 """The largest number in fp16. Larger ones become infinite, and their scores NaN."""
 
@@ -189,14 +191,14 @@ class ScalarCodec(Codec):
 
     # The types of 16-bit floats, with the distance from 1 to the next number.
     FLOATS: ClassVar = {
-        faiss.ScalarQuantizer.QT_fp16: 2.0**-10,
-        faiss.ScalarQuantizer.QT_bf16: 2.0**-7,
+        SQ.QT_fp16: 2.0**-10,
+        SQ.QT_bf16: 2.0**-7,
     }
     # The types of integers, with the largest integer.
     LEVELS: ClassVar = {
-        faiss.ScalarQuantizer.QT_8bit: 255,
-        faiss.ScalarQuantizer.QT_6bit: 63,
-        faiss.ScalarQuantizer.QT_4bit: 15,
+        SQ.QT_8bit: 255,
+        SQ.QT_6bit: 63,
+        SQ.QT_4bit: 15,
     }
 
     def __init__(self, quantizer: faiss.ScalarQuantizer):
@@ -218,13 +220,13 @@ class ScalarCodec(Codec):
         self.tables = trained.reshape(-1, quantizer.d).T
         self.lossy = kind in self.LEVELS
         self.carriers = range(2)  # of at least 6 bits each, so 12 bits per offset
-        if kind == faiss.ScalarQuantizer.QT_4bit:
+        if kind == SQ.QT_4bit:
             self.carriers = range(3)
         elif self.lossy:
             # With 4 bits there is no step: rounding list ranks to a fifteenth of their
             # range cost 0.006 of recall at equal nprobe, and 0.06 with L2.
             self.step = float(self.tables[0, 1]) / self.LEVELS[kind]
-        elif kind == faiss.ScalarQuantizer.QT_fp16:
+        elif kind == SQ.QT_fp16:
             self.limits = (-LARGEST, LARGEST)
 
     def with_tables(self, tables: np.ndarray) -> ScalarCodec:

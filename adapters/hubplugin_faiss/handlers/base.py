@@ -25,9 +25,6 @@ BLOCK = 32
 SAMPLED = 4096
 """The number of entries in a sample of an index."""
 
-Taken: TypeAlias = tuple[np.ndarray, np.ndarray | None]
-"""Vectors [b, d], and their offsets [b] or None if the index is not upgraded."""
-
 Changes: TypeAlias = list[Callable[[], None]]
 """The steps of a planned change, in order. Everything was checked while planning."""
 
@@ -106,8 +103,11 @@ class IndexHandler:
         """Return a new index without offsets, as it was before `upgrade`."""
         raise NotImplementedError
 
-    def take(self, rows: np.ndarray) -> Taken:
-        """Return the entries with the numbers `rows` [b], which ascend."""
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors [b, d] and offsets [b] of the entries `rows` [b].
+
+        The rows ascend. Offsets are NaN if the index is not upgraded.
+        """
         return self.inner.take(rows)
 
     def row_blocks(self, most: int | None = None) -> Iterator[np.ndarray]:
@@ -124,14 +124,11 @@ class IndexHandler:
     def scan(self, most: int | None = None) -> Iterator[Batch]:
         """Yield all entries in the blocks of `row_blocks`.
 
-        Offsets are NaN if the index is not upgraded. The `place` of a batch is the
-        number of the batch's first entry.
+        The `place` of a batch is the number of its first entry.
         """
         labels = self.labels()
         for rows in self.row_blocks(most):
             vectors, offsets = self.take(rows)
-            if offsets is None:
-                offsets = np.full(len(rows), np.nan, np.float32)
             ids = labels[rows].tolist()
             yield Batch(ids, vectors, offsets, place=int(rows[0]))
 
@@ -203,7 +200,6 @@ class IndexHandler:
         `OffsetCoder.require_holds`.
         """
         _, offsets = self.take(pick_evenly(np.arange(self.count), SAMPLED))
-        assert offsets is not None
         finite = offsets[np.isfinite(offsets)]
         if not finite.size:
             return 1e-6

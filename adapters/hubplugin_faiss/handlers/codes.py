@@ -22,7 +22,7 @@ from hubplugin_faiss.encoding.codecs import (
 )
 from hubplugin_faiss.encoding.layout import CodeLists, OneRow, parts_by_list
 from hubplugin_faiss.encoding.offsets import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.handlers.base import Added, Changes, IndexHandler, Taken
+from hubplugin_faiss.handlers.base import Added, Changes, IndexHandler
 from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 
 CODEBOOK = 65_536
@@ -56,11 +56,13 @@ class BaseIndexHandler(IndexHandler):
             self.d -= len(extra.query)
         # A graph keeps its codes in the index under it, other types in themselves.
         self.storage = faiss.downcast_index(getattr(index, "storage", index))
-        self.codec = Codec(index.d)
+        self.codec: Codec
         if hasattr(self.storage, "sq"):
             self.codec = ScalarCodec(self.storage.sq)
         elif hasattr(self.storage, "pq"):
             self.codec = ProductCodec(self.storage.pq)
+        else:
+            self.codec = Codec(index.d)
         self.lossy = self.codec.lossy
         self.lists = self.lists_in(self.storage)
         self.sizes = self.lists.sizes()
@@ -93,7 +95,7 @@ class BaseIndexHandler(IndexHandler):
         """Return the raw index's list for each of `vectors` [n, d]: int64 [n]."""
         return np.zeros(len(vectors), np.int64)
 
-    def take(self, rows: np.ndarray) -> Taken:
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # An upgrade takes the only block of a small index several times.
         known, decoded = self._taken
         if not np.array_equal(known, rows):
@@ -102,7 +104,7 @@ class BaseIndexHandler(IndexHandler):
             self._taken = rows, decoded
         vectors = decoded[:, : self.d].copy()
         if self.extra is None:
-            return vectors, None
+            return vectors, np.full(len(rows), np.nan, np.float32)
         return vectors, self.extra.offsets(decoded[:, self.d :])
 
     def upgrade(
@@ -137,6 +139,7 @@ class BaseIndexHandler(IndexHandler):
         coder.require_holds(offsets[rows], bases[list_nos], self.index)
 
         def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            """Append the offsets of the entries `rows` to their codes."""
             base = bases[self.list_nos[rows]]
             components = coder.components_for(offsets[rows], base)
             return coder.join(codes, components - base)

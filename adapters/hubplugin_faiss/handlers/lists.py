@@ -166,6 +166,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
     @property
     def _has_array(self) -> bool:
+        """True if the direct map is an array, which only knows ids 0, 1, 2, ..."""
         return self.index.direct_map.type == faiss.DirectMap.Array
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
