@@ -45,25 +45,35 @@ class HubCollection(chromadb.Collection):
     upsert = with_offsets(chromadb.Collection.upsert)
 
     def query(self, *args: Any, **kwargs: Any) -> Any:
+        """Search as a plain collection does, by corrected distances.
+
+        The arguments and the result are those of `chromadb.Collection.query`.
+        """
         plain = super().query
         if self._store.look().version is None:
             return plain(*args, **kwargs)
+
+        # Read the request. Chroma checks it and embeds its texts.
         bound = inspect.signature(plain).bind(*args, **kwargs)
         bound.apply_defaults()
         request = bound.arguments
         prepared = self._validate_and_prepare_query_request(**request)
-        asked = prepared["include"]
-        included = {"distances", *asked} - {"data"}
+        queries = np.asarray(prepared["embeddings"], np.float32)
+        include = prepared["include"]
+
+        # Rerank more candidates, with the fields that the result needs.
+        fields = list({"distances", *include} - {"data"})  # Chroma loads data by uris
         filters = {name: request[name] for name in ("ids", "where", "where_document")}
 
         def fetch(queries: np.ndarray, count: int) -> list[Candidates]:
-            answer = plain(queries, n_results=count, include=list(included), **filters)
+            answer = plain(queries, n_results=count, include=fields, **filters)
             return as_candidates(answer)
 
-        queries = np.asarray(prepared["embeddings"], np.float32)
         rows = self._store.rank(queries, request["n_results"], fetch)
+
+        # Return them in Chroma's format.
         answer: Any = dict.fromkeys((*COLUMNS, "data"))
-        for name in ("ids", *included.intersection(asked)):
+        for name in {"ids", *include}.intersection(COLUMNS):
             answer[name] = [row[name] for row in rows]
-        answer["included"] = asked
-        return self._transform_query_response(answer, asked)
+        answer["included"] = include
+        return self._transform_query_response(answer, include)
