@@ -161,12 +161,14 @@ class Database:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Turn PostgreSQL's errors into StoreErrors."""
         try:
             yield
         except psycopg.Error as error:
             raise as_store_error(error, self.url) from None
 
     def _connect(self) -> psycopg.Connection[Any]:
+        """Return the connection, and open it if necessary."""
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(
                 self._conninfo,
@@ -191,7 +193,6 @@ def quote_text(text: str) -> str:
     return sql.Literal(text).as_string(None).replace("%", "%%")
 
 
-LOST = "once the server answers, run it again"
 ADVICE: dict[type[psycopg.Error], str] = {
     errors.InsufficientPrivilege: (
         "run it as the owner of the table, who may create a schema in the database"
@@ -208,11 +209,8 @@ ADVICE: dict[type[psycopg.Error], str] = {
         "and apply again"
     ),
     errors.DiskFull: "what was written stays: make room on the server, and run it again",
-    errors.AdminShutdown: LOST,
-    errors.CrashShutdown: LOST,
-    errors.CannotConnectNow: LOST,
-    errors.ConnectionTimeout: LOST,
-    psycopg.OperationalError: LOST,  # the connection fails or is lost
+    # Last, since some of the others are of this type: the connection fails or is lost.
+    psycopg.OperationalError: "once the server answers, run it again",
 }
 PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
 """The first characters of SQLSTATEs for temporary faults.
@@ -228,8 +226,10 @@ def as_store_error(error: psycopg.Error, url: str) -> StoreError:
     line = f"{url}: {message}"
     if error.diag.message_detail:
         line += f" ({error.diag.message_detail})"
-    if type(error) in ADVICE:
-        line += f"; {ADVICE[type(error)]}"
+    for kind, advice in ADVICE.items():
+        if isinstance(error, kind):
+            line += f"; {advice}"
+            break
     line = " ".join(line.split())
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock(line)

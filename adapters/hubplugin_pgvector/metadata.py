@@ -219,11 +219,13 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return self.database.run(query, self._names(**more))
 
     def _read(self, number: int) -> bytes | None:
+        """Return the content of a document, or None if it does not exist."""
         for row in self._documents("content", ONE, number=number):
             return bytes(row[0])
         return None
 
     def _write(self, number: int, content: bytes) -> None:
+        """Write a document. The first one also creates the table and its schema."""
         if not self.has_documents():
             # IF NOT EXISTS would require the right to create it in any case.
             if not self.database.run(HAS_SCHEMA):
@@ -238,9 +240,11 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         )
 
     def _delete(self, number: int) -> None:
+        """Delete a document, if it exists."""
         statement = f"DELETE FROM hubplugin.corrections WHERE {ONE}"
         self.database.run(statement, self._names(number=number))
 
     def _alter(self, change: str, *names: str) -> None:
+        """Run ALTER TABLE with a `change` in which {} stands for each of `names`."""
         change = change.format(*map(quote_name, names))
         self.database.run(f"ALTER TABLE {self.table.identifier} {change}")

