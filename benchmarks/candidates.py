@@ -209,37 +209,34 @@ def costs(place: str, client: ClientAPI) -> Iterator[list[str]]:
 
 
 @contextmanager
-def server(folder: str) -> Iterator[ClientAPI]:
+def server(folder: Path) -> Iterator[str]:
+    """HOST:PORT of a Chroma server of its own package."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    program = Path(sys.executable).parent / "chroma"
-    command = [
-        program,
-        "run",
-        "--path",
-        folder,
-        "--host",
-        "localhost",
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        time.sleep(10)
-        yield chromadb.HttpClient("localhost", port)
-    finally:
-        process.terminate()
+    program = Path(sys.executable).with_name("chroma")
+    command = [program, "run", "--path", folder, "--port", str(port)]
+    with (
+        open(f"{folder}.log", "wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
+        try:
+            for _ in range(600):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("localhost", port)) == 0:
+                        break
+                time.sleep(0.1)
+            yield f"localhost:{port}"
+        finally:
+            process.terminate()
 
 
 def main() -> None:
     print(six_galleries())
-    with tempfile.TemporaryDirectory() as folder, server(f"{folder}/server") as remote:
+    with tempfile.TemporaryDirectory() as folder, server(Path(folder, "s")) as remote:
         lines = [
             *costs("folder", chromadb.PersistentClient(f"{folder}/embedded")),
-            *costs("server", remote),
+            *costs("server", chromadb.HttpClient(*remote.split(":"))),
         ]
     print(
         markdown(["Chroma", "result", "raw", "corrected, times raw"], lines)
