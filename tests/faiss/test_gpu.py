@@ -1,7 +1,6 @@
 """Upgraded indexes that Faiss can clone to a GPU: tried with the cloner that a move to a GPU uses, on the CPU."""
 
 import faiss
-import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -73,8 +72,3 @@ def test_what_has_no_counterpart_on_a_gpu_is_refused_in_one_line(factory, says, 
     index, _ = upgraded(factory, IP, rng)
     with refused(StoreError, says):
         hubplugin_faiss.for_gpu(index)
-
-
-def test_an_index_that_is_not_upgraded_has_no_offsets_to_take_along():
-    with refused(StoreError, r"not upgraded; upgrade\(index, model\)"):
-        hubplugin_faiss.for_gpu(filled("Flat", np.eye(D, dtype=np.float32)))

@@ -10,8 +10,8 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin import HubpluginError, StoreError, fit
-from hubplugin_faiss import add, downgrade, upgrade
-from tests.faiss.cases import IP, L2, bytes_of, draw, filled, made, stored, written
+from hubplugin_faiss import add, downgrade, for_gpu, upgrade
+from tests.faiss.cases import IP, bytes_of, draw, filled, made, stored, written
 from tests.refusals import refused
 
 (X,) = draw(np.random.default_rng(1), 50, d=8)
@@ -47,65 +47,57 @@ def fitted(metric, d=8):
     return fit(targets, bank, "nnn", metric=metric, k=3)
 
 
-def with_nan():
-    return np.where(np.arange(50) == 3, np.nan, OFFSETS)
-
-
-REFUSED = {
-    "IndexFlatIP is empty; add vectors": (lambda: faiss.IndexFlatIP(8), OFFSETS[:0]),
-    "IndexIVFFlat is not trained": (
-        lambda: faiss.index_factory(8, "IVF4,Flat"),
-        OFFSETS,
+INDEXES = {
+    "IndexIVFFlat is not trained": lambda: faiss.index_factory(8, "IVF4,Flat"),
+    "has metric 2, neither inner product": lambda: flat(faiss.METRIC_L1),
+    "of real numbers, got IndexBinaryFlat": lambda: faiss.IndexBinaryFlat(8),
+    "expected a faiss.Index of real numbers, got type": lambda: faiss.IndexFlat,
+    "the ITQTransform before this IndexFlat": lambda: filled("ITQ8,Flat", X),
+    "IndexLattice cannot carry offsets; leave": lambda: faiss.IndexLattice(8, 2, 4, 2),
+    "leave it as it is and search with hubplugin_faiss.Corr": taken_as_bytes,
+    "the ids of this IndexIVFFlat are not 0 ... 49": lambda: with_ids(
+        faiss.index_factory(8, "IVF4,Flat")
     ),
-    "have shape [7], the index holds 50": (flat, OFFSETS[:7]),
-    "offsets: entry 3 is NaN": (flat, with_nan()),
-    "has metric 2, neither inner product": (lambda: flat(faiss.METRIC_L1), OFFSETS),
-    "of real numbers, got IndexBinaryFlat": (lambda: faiss.IndexBinaryFlat(8), OFFSETS),
-    "expected a faiss.Index of real numbers, got type": (
-        lambda: faiss.IndexFlat,
-        OFFSETS,
-    ),
-    "the ITQTransform before this IndexFlat": (lambda: filled("ITQ8,Flat", X), OFFSETS),
-    "IndexLattice cannot carry offsets; leave": (
-        lambda: faiss.IndexLattice(8, 2, 4, 2),
-        OFFSETS,
-    ),
-    "leave it as it is and search with hubplugin_faiss.Corr": (taken_as_bytes, OFFSETS),
-    "the ids of this IndexIVFFlat are not 0 ... 49": (
-        lambda: with_ids(faiss.index_factory(8, "IVF4,Flat")),
-        OFFSETS,
-    ),
-    "the model has 9 dimensions, the index has 8": (flat, fitted("dot", 9)),
-    "fit with metric='euclidean'": (lambda: flat(L2), fitted("dot")),
-    "for euclidean, the index ranks by dot; fit with metric='dot'": (
-        flat,
-        fitted("euclidean"),
-    ),
-    "row 0 has length 2 and Faiss does not": (
-        lambda: flat(IP, 2 * X),
-        fitted("cosine"),
-    ),
-    r"row 0 has length [45]\.\d+ and Faiss does not": (
-        lambda: filled("SQ6", 5 * X),
-        fitted("cosine"),
-    ),
-    "has lost which entry has which id": (without_order, fitted("dot")),
+    "has lost which entry has which id": without_order,
 }
 
 
-@pytest.mark.parametrize("says", REFUSED)
+@pytest.mark.parametrize("says", INDEXES)
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(says):
-    make, given = REFUSED[says]
     with refused(HubpluginError, says):
-        upgrade(make(), given)
+        upgrade(INDEXES[says](), OFFSETS)
 
 
-def test_downgrade_and_add_need_an_upgraded_index():
-    says = r"is not upgraded; upgrade\(index, model\) puts offsets into it"
-    with refused(StoreError, says):
-        downgrade(flat())
-    with refused(StoreError, says):
-        add(flat(), X, OFFSETS)
+GIVEN = {
+    "IndexFlat is empty; add vectors": (X[:0], OFFSETS[:0]),
+    "have shape [7], the index holds 50": (X, OFFSETS[:7]),
+    "offsets: entry 0 is NaN": (X, np.full(50, np.nan)),
+    "the model has 9 dimensions, the index has 8": (X, fitted("dot", 9)),
+    "for euclidean, the index ranks by dot; fit with metric='dot'": (
+        X,
+        fitted("euclidean"),
+    ),
+    "row 0 has length 2 and Faiss does not": (2 * X, fitted("cosine")),
+}
+
+
+@pytest.mark.parametrize("says", GIVEN)
+def test_offsets_or_a_model_that_do_not_suit_the_index_are_refused(says):
+    vectors, given = GIVEN[says]
+    with refused(HubpluginError, says):
+        upgrade(flat(vectors=vectors), given)
+
+
+def test_codes_whose_lengths_are_far_from_1_are_refused_by_cosine():
+    says = r"row 0 has length [45]\.\d+ and Faiss does not"
+    with refused(HubpluginError, says):
+        upgrade(filled("SQ6", 5 * X), fitted("cosine"))
+
+
+@pytest.mark.parametrize("use", [downgrade, for_gpu, lambda i: add(i, X, OFFSETS)])
+def test_an_index_that_is_not_upgraded_has_no_offsets(use):
+    with refused(StoreError, r"is not upgraded; upgrade\(index, model\) puts"):
+        use(flat())
 
 
 @pytest.mark.parametrize(
