@@ -114,7 +114,7 @@ class Ranked:
     count: The number of targets; None under a filter, since a store does not count the
         targets that pass it.
     judged: The rows of `Ranking.nearest` whose queries have a true target [j].
-    asked: The names of these queries [j].
+    asked: The names of all queries [q].
     names: A function from the ids of targets to their names.
     facts: The fields of `Results` that describe the gallery, such as metric and size.
     """
@@ -211,7 +211,7 @@ def rank_store(
         [*place_of],
         count if condition is None else None,
         judged,
-        _name_rows(task.query_names, "query", judged),
+        _name_rows(task.query_names, "query", range(task.queries.rows)),
         lambda keys: display_names(keys, naming),
         facts,
     )
@@ -277,7 +277,7 @@ def rank_arrays(
         range(gallery.rows),
         gallery.rows,
         pairs.judged,
-        _name_rows(task.query_names, "query", pairs.judged),
+        _name_rows(task.query_names, "query", range(len(queries))),
         partial(_name_rows, called, "target"),
         {"metric": metric.value, "targets": gallery.rows},
     )
