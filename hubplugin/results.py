@@ -191,11 +191,6 @@ class Page:
         """The headline with a capital letter."""
         return self.headline[:1].upper() + self.headline[1:]
 
-    @property
-    def shown_sections(self) -> list[Section]:
-        """The sections that have something to show."""
-        return [each for each in self.sections if each.lines or each.rows]
-
 
 class Result:
     """The base of all results: dataclasses whose fields become JSON.
@@ -243,7 +238,7 @@ class Result:
         else:
             say_whole(headline, style)
         say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
-        for section in page.shown_sections:
+        for section in page.sections:
             console.print()
             heading, *lines = _format_table(section, console.width - 2)
             say_whole(heading, "bold")
@@ -457,9 +452,8 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     content = io.BytesIO()
     try:
         with Image.open(path) as image:
-            small = image.convert("RGB")
-            small.thumbnail(THUMBNAIL)
-            small.save(content, "JPEG")
+            image.thumbnail(THUMBNAIL)
+            image.convert("RGB").save(content, "JPEG")
     except (OSError, ValueError, Image.DecompressionBombError):
         return None  # the name is shown alone
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

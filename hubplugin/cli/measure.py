@@ -25,7 +25,7 @@ from hubplugin.cli.options import (
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.naming import names_of
+from hubplugin.jobs.naming import call_query, names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -144,6 +144,11 @@ def evaluate(
     if bank is not None or answers is not None:
         others_embed = query_model is not None
         examples = bank_of(bank, answers, embed, others_embed=others_embed)
+    query_names = None
+    if asked.texts is not None and (truth is None or truth.endswith(".npy")):
+        # In a qrels file, a text would be the name of a query.
+        rows = range(len(asked.texts.texts))
+        query_names = [call_query(asked, row) for row in rows]
     gallery: Any
     names: Any
     if is_store:
@@ -160,6 +165,7 @@ def evaluate(
         methods=methods,
         k=k,
         names=names,
+        query_names=query_names,
         metric=metric,
         compute=compute,
     )

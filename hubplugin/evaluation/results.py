@@ -159,8 +159,9 @@ class Results(Result):
     def _list_rankings(self) -> Section:
         """Return the section of the raw search and of each correction."""
         k = max(self.raw.recall)
+        shown = (self.raw, self.shown)
+        chart = {m.label: m.occurrences for m in self.methods if m in shown}
         rows = []
-        chart = {}
         for each in self.methods:
             cells: list[str | Bar] = [each.label, f"{each.recall[1].value:.1%}"]
             sign = None
@@ -172,12 +173,10 @@ class Results(Result):
             cells += [f"{each.recall[k].value:.1%}", f"{each.worst:.1%}"]
             cells.append("" if each.hubness is None else f"{each.hubness.skewness:.2f}")
             rows.append(Row(cells, sign))
-            if each in (self.raw, self.shown):
-                chart[each.label] = each.occurrences
         columns = ("R@1", "points (95%)", f"R@{k}", "worst hub", "skewness")
         note = (
             "R@1: right answer first. Worst hub: the share of all queries that find it. "
-            "Better and worse are beyond chance among so many methods."
+            "Better and worse are beyond chance, however many methods are compared."
         )
         if self.correction is not None:
             note += f" Active: {self.correction}."
@@ -189,25 +188,19 @@ class Results(Result):
         """Return the section of how many queries were won and lost, with examples."""
         most = max(change.won, change.lost, 1)
         rows = []
-        for name, won, count in (
-            ("won: a right answer now comes first", True, change.won),
-            ("lost: it no longer does", False, change.lost),
+        for name, sign, count in (
+            ("won: a right answer now comes first", 1, change.won),
+            ("lost: it no longer does", -1, change.lost),
         ):
-            examples = [str(each) for each in self.examples if each.right is won]
-            bar = Bar(f"{count:,}", count / most)
-            rows.append(Row((name, bar), 1 if won else -1, examples))
+            shown = [str(each) for each in self.examples if each.right == (sign > 0)]
+            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, shown))
         return Section("Won and lost", (), rows, ("queries",))
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
     """Return the method of the highest R@1 that a search can use, None if there is none.
 
-    The first of `methods` is the raw search, which is left out. Among equals, the less
-    skewed method wins.
+    The first of `methods` is the raw search, which is left out.
     """
-    usable = (method for method in methods[1:] if not method.transductive)
-    return max(
-        usable,
-        key=lambda m: (m.recall[1].value, -(m.hubness.skewness if m.hubness else 0.0)),
-        default=None,
-    )
+    usable = [method for method in methods[1:] if not method.transductive]
+    return max(usable, key=lambda method: method.recall[1].value, default=None)

@@ -106,14 +106,6 @@ class Diagnosis(Result):
     shown: str | None = None
 
     @property
-    def helps(self) -> bool | None:
-        """True if R@1 would rise beyond chance and the guard passes.
-
-        None without known answers.
-        """
-        return self.trial.helps
-
-    @property
     def causes(self) -> list[Finding]:
         """The findings of causes that are present."""
         return [finding for finding in self.findings if finding.found]

@@ -71,8 +71,6 @@ class InvalidVectors:
         if not self.count:
             return ""
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        if self.count > len(self.named):
-            which += f" and {self.count - len(self.named)} more"
         return (
             f"{self.count} with vectors that the model cannot judge, those of length 0 "
             f"have the offset 0, others its smallest: {which}"
@@ -152,6 +150,10 @@ class Applied(Result):
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
         counts = f"of {self.scanned:,} targets {counts}"
         lines = [counts, *self.notes, str(self.invalid_vectors)]
+        if self.versus is not None:
+            lines.insert(
+                0, f"from the old correction to the new one {self.versus.figures}"
+            )
         sections = [Section("What was done", lines, note=_describe(self.model))]
         state = "active"
         outcome = f"{self.model.method}; {counts}"
@@ -162,8 +164,6 @@ class Applied(Result):
             changes = describe_changes(worst, trial.queries, trial.right)
             outcome = f"on held-out bank queries {changes}"
             sections = [show_trial(trial, "On held-out queries"), *sections]
-        if self.versus is not None:
-            sections.insert(0, show_versus(self.versus))
         if self.sound:
             state = "nothing to mend, and nothing was written"
         elif not self.written:
@@ -182,14 +182,6 @@ class Applied(Result):
         yield Step("takes it out, as if it had never been there", "remove")
 
 
-def show_versus(versus: OldVersusNew) -> Section:
-    """Return the section that compares the old and the new correction."""
-    measures = {RECALL: versus.change, **measure_hubness(versus.old, versus.new)}
-    columns = ("old", "new", COMPARED[2])
-    note = f"{versus.new.queries:,} held-out queries of the new bank."
-    return Section("Old and new", (), compare(measures), columns, note=note)
-
-
 @dataclass(frozen=True, repr=False)
 class Removed(Result):
     """The result of `remove`.
@@ -203,18 +195,13 @@ class Removed(Result):
     correction: Correction | None = None
 
     def page(self) -> Page:
+        headline = "nothing was changed"
         if self.written:
             headline = "correction removed; searches are raw again"
-        elif self.correction is None:
-            headline = "there is no correction"
-        else:
-            headline = "nothing was changed"
-        sections = []
+        was = "there was none that can be read"
         if self.correction is not None:
-            sections.append(
-                Section("The correction", [_describe(self.correction.model)])
-            )
-        return Page(headline, sections=sections)
+            was = _describe(self.correction.model)
+        return Page(headline, sections=[Section("The correction", [was])])
 
 
 WRONG = 0.05
@@ -290,7 +277,8 @@ class HubnessNow:
         kind = "live" if self.live else "bank"
         note = f"{self.queries} {kind} queries; by chance {self.chance:.2f}."
         rows = compare(measures)
-        hubness = Section("Hubness", (), rows, COMPARED, self.occurrences, note)
+        columns = (RAW, CORRECTED, "")
+        hubness = Section("Hubness", (), rows, columns, self.occurrences, note)
         return [hubness, list_hubs(self.hubs, OCCURRENCE, field=field)]
 
 
@@ -300,9 +288,6 @@ def _describe(model: OffsetModel) -> str:
     parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
     if model.query_map is not None:
         parts.append(str(model.query_map))
-    if model.gallery is not None:
-        ends = f"{model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}"
-        parts.append(f"offsets {ends}, deviation {model.gallery.deviation:.4f}")
     parts.append(f"fingerprint {model.fingerprint}, bank {model.bank_fingerprint}")
     return f"{'; '.join(parts)}."
 
