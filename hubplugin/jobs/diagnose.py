@@ -73,6 +73,15 @@ class Chance:
     most_found: float
     never_found: float
 
+    @classmethod
+    def of(cls, queries: int, k: int, targets: int) -> Chance:
+        """Return the figures for queries that find `k` of the targets each."""
+        return cls(
+            skewness_by_chance(queries, k, targets),
+            share_of_most_found_by_chance(queries, k, targets),
+            never_found_by_chance(queries, k, targets),
+        )
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
@@ -228,10 +237,9 @@ def diagnose(
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
     chosen = Metric.parse(metric)
+    names = names_of(targets, show)  # raises for a missing file before any work
     examples = Bank.of(bank)
-    store = None
     if isinstance(targets, Store):
-        store = targets
         learn = read_learn_for(targets, learn, "blend")
         examples = bank_for(targets, bank, learn is not False)
     else:
@@ -260,7 +268,6 @@ def diagnose(
     if model is not None:
         label = "searching corrected"
         found[CORRECTED] = find_targets(prepared, asked, label, model)
-    names = names_of(targets, show)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         ids = _ids_of(targets, original_rows(gallery)[rows])
@@ -270,18 +277,13 @@ def diagnose(
     right = prepared.clicks if prepared.pairs is None else None
     hubs, never = find_hubs(found, count, describe, called, right)
     k = min(OCCURRENCE, count)
-    chance = Chance(
-        skewness_by_chance(queries, k, count),
-        share_of_most_found_by_chance(queries, k, count),
-        never_found_by_chance(queries, k, count),
-    )
     diagnosis = Diagnosis(
-        store=None if store is None else store.url,
+        store=getattr(targets, "url", None),
         targets=count,
         queries=queries,
         hubness=Hubness.of(occurrence, k),
         most_found=share_of_most_found(occurrence),
-        chance=chance,
+        chance=Chance.of(queries, k, count),
         hubs=hubs,
         anti_hubs=never,
         findings=findings,
