@@ -153,7 +153,6 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         queries=len(raw.nearest),
         judged=len(ranked.judged),
         k=task.k,
-        seed=task.seed,
         methods=methods,
         best=best.label if best is not None and best.sign > 0 else None,
         hubs=hubs,
@@ -193,7 +192,6 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
             of_all = hubness.add_never_found(occurrence, ranked.count)
             times = hubness.count_targets(of_all)
             figures["hubness"] = hubness.Hubness.of(of_all, task.k)
-            figures["most_found"] = hubness.share_of_most_found(of_all)
         results.append(
             MethodResult(
                 label=candidate.label,
@@ -202,7 +200,6 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
                 recall=recall,
                 worst=float(occurrence.max()) / len(ranking.nearest),
                 occurrences=times,
-                storable=candidate.scores is None,
                 transductive=candidate.method in PLANS,
                 versus_raw=versus_raw,
                 adjusted_p=p,

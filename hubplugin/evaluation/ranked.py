@@ -31,7 +31,7 @@ from hubplugin.evaluation.truth import (
 from hubplugin.jobs.hubs import NOT_FOUND, search_store
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
-from hubplugin.measures.significance import Figure, Side
+from hubplugin.measures.significance import Figure
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
@@ -175,7 +175,10 @@ def rank_store(
     if correction is not None and correction.active:
         model = correction.model
         facts["correction"] = describe_method(model.method, model.parameters)
-        facts["forecast"] = _forecast(model)
+        at_fit = model.hubness_at_fit
+        if at_fit is not None and at_fit.right is not None:
+            _before, _after, *change = at_fit.right
+            facts["forecast"] = Figure(*change)
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     searched = store if condition is None else store.with_filter(condition)
     vectors = task.queries.array()
@@ -215,16 +218,6 @@ def rank_store(
         lambda keys: display_names(keys, naming),
         facts,
     )
-
-
-def _forecast(model: OffsetModel) -> Side | None:
-    """Return the R@1 that the fit of `model` predicted; None without known answers."""
-    at_fit = model.hubness_at_fit
-    if at_fit is None or at_fit.right is None:
-        return None
-    before, after, *change = at_fit.right
-    # The model keeps neither the error nor the number of queries.
-    return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def rank_arrays(

@@ -39,12 +39,9 @@ class MethodResult:
     recall: R@k by k, for the cut-off and for 1, 5 and 10 if they are below it.
     worst: The share of the queries that find the worst hub.
     occurrences: The number of targets with the k-occurrence N, by N.
-    storable: True if one offset per target expresses the method.
     transductive: True if the method needs all queries in advance, so that no search can
         use it.
     hubness: None under a filter, since a store does not count the targets that pass it.
-    most_found: The share of all places that the most found 1 % of the targets take; None
-        under a filter.
     versus_raw: The comparison with the raw search; None for the raw search itself.
     adjusted_p: The p of `versus_raw`, corrected for the number of methods tried
         (Benjamini & Hochberg 1995); 1 for the raw search itself.
@@ -56,10 +53,8 @@ class MethodResult:
     recall: dict[int, Figure]
     worst: float
     occurrences: dict[int, int]
-    storable: bool
     transductive: bool
     hubness: Hubness | None = None
-    most_found: float | None = None
     versus_raw: Side | None = None
     adjusted_p: float = 1.0
     median_rank: Figure | None = None
@@ -91,7 +86,7 @@ class Results(Result):
     store: The URL of the store.
     correction: The active correction of the store.
     condition: The filter of the search in the store.
-    forecast: R@1 of held-out queries of the bank at the fit; None if it was not measured.
+    forecast: The change of R@1 that the fit foretold; None if it was not measured.
     """
 
     metric: str
@@ -99,7 +94,6 @@ class Results(Result):
     judged: int
     targets: int
     k: int
-    seed: int
     methods: list[MethodResult]
     best: str | None
     hubs: list[Hub]
@@ -108,7 +102,7 @@ class Results(Result):
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
-    forecast: Side | None = None
+    forecast: Figure | None = None
 
     def __getitem__(self, label: str) -> MethodResult:
         """Return the method called `label`. Raises InputError that lists the labels."""
@@ -181,7 +175,7 @@ class Results(Result):
         if self.correction is not None:
             note += f" Active: {self.correction}."
         if self.forecast is not None:
-            note += f" The fit foretold {points(self.forecast.change)} points."
+            note += f" The fit foretold {points(self.forecast)} points."
         return Section("Each search", (), rows, columns, chart, note)
 
     def _count_changes(self, change: Side) -> Section:

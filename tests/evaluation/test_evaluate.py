@@ -96,8 +96,6 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
 def test_every_kind_of_method_stands_in_the_result(evaluation):
     labels = ["raw", "is", "dbsn", "nnn k=5", *RULES, *PLANS]
     assert [each.label for each in evaluation.methods] == labels
-    storable = [each.label for each in evaluation.methods if each.storable]
-    assert storable == labels[:4]
     assert evaluation["nnn k=5"].parameters == {"k": 5, "alpha": 0.5}
 
 

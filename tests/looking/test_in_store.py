@@ -12,7 +12,7 @@ from qdrant_client import QdrantClient
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError, apply, evaluate, fit, open_store
-from hubplugin.measures.hubness import share_of_most_found, skewness
+from hubplugin.measures.hubness import skewness
 from tests.commands import asked, complains, run, typed
 from tests.core.formulas import similarity
 from tests.galleries import collection, flat_store, unit
@@ -67,7 +67,6 @@ def test_figures_are_those_of_the_whole_matrix(corrected, vectors, model):
             (ranking.worst, occurrence.max() / QUERIES),
             (hubness.anti_hub_share, (occurrence == 0).mean()),
             (hubness.skewness, skewness(occurrence)),
-            (ranking.most_found, share_of_most_found(occurrence)),
         ):
             assert figure == pytest.approx(expected)
         assert ranking.occurrences == Counter(occurrence.tolist())
