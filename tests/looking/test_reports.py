@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hubplugin import Bank
 from hubplugin.jobs.results import doubt_clicks
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
@@ -25,6 +26,7 @@ from hubplugin.results import (
     describe_changes,
     list_hubs,
 )
+from hubplugin_qdrant import HubQdrantClient
 from tests.commands import STORE, typed
 from tests.galleries import flat_index, unit
 
@@ -193,6 +195,15 @@ def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
     shown = written(page, tmp_path / "page.html", images=folder)
     (picture,) = [each for each in references_of(shown) if each.startswith("data:")]
     assert len(picture) < 3000
+
+
+def test_banks_and_clients_print_in_one_line(tmp_path):
+    bank = Bank(np.ones((1200, 3)), ["a"] * 1200)
+    assert repr(bank) == "<Bank: queries 1,200 x 3, answers 1,200>"
+    assert repr(Bank("q.npy")) == "<Bank: queries q.npy, answers none>"
+    client = HubQdrantClient(url="http://key:secret@here:6333", timeout=1)
+    assert repr(client).startswith("<HubQdrantClient: http://")
+    assert "secret" not in repr(client)
 
 
 def test_what_changes_is_told_as_a_user_would_say_it():
