@@ -28,12 +28,12 @@ from hubplugin.measures.significance import Figure, Side
 NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
 """Words for good and bad news, by sign; None stands for no news."""
 
-COLOURS = {"better": "green", "worse": "red", "same": "", "": ""}
+COLOURS: Mapping[int | None, str] = {1: "green", 0: "", -1: "red", None: ""}
 
 RAW = "raw"
 CORRECTED = "corrected"
 
-COMPARED = ("", RAW, CORRECTED, "points (95%)")
+COMPARED = (RAW, CORRECTED, "points (95%)")
 """The columns of a comparison, see `compare`."""
 
 RECALL = "right answer first (R@1)"
@@ -46,19 +46,20 @@ NAMED = 6
 
 
 @dataclass(frozen=True)
-class Misled:
-    """A query for which a hub comes first in the raw search.
+class Outcome:
+    """The target that comes first for a query after the correction.
 
-    after: The name of the target that comes first after the correction.
-    right: True if `after` is a right answer; None without known answers.
+    after: The name of the target.
+    right: True if it is known to be a right answer.
     """
 
     query: str
     after: str
-    right: bool | None = None
+    right: bool
 
     def __str__(self) -> str:
-        return f"→ {self.after}{' ✓' if self.right else ''} for {self.query}"
+        mark = " ✓" if self.right else ""
+        return f"→ {self.after}{mark} for {self.query}"
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,24 @@ class Hub:
     name: The name, with the id behind it if there is one.
     found_by: The number of queries that find the target in each search: "raw", and
         "corrected" or the label of a method.
-    misled: Some of the queries for which the target wrongly comes first.
+    misled: Some of the queries for which the target wrongly comes first, each with what
+        comes first after the correction.
     """
 
     id: int | str
     name: str
     found_by: dict[str, int]
-    misled: Sequence[Misled] = ()
+    misled: Sequence[Outcome] = ()
 
     @property
     def title(self) -> str:
         """The name, without the id behind it."""
         return self.name.removesuffix(f" [{self.id}]")
+
+    @property
+    def largest(self) -> int:
+        """The number of queries that find the target, in the search with most of them."""
+        return max(self.found_by.values())
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: lines, a table, or both. It is left out if it has neither.
+    """A part of a page: a table, lines below it, or both.
 
     lines: The lines; empty ones are left out.
-    rows, columns: The rows of the table, and the titles of its columns.
+    rows: The rows of the table. They have as many cells as there are columns, after a
+        first cell with their name.
+    columns: The titles of the other columns.
     chart: A histogram for each search: the number of targets found by N queries, by N.
-    note: A note below the table.
+    note: A note below everything else.
     """
 
     title: str
@@ -213,7 +222,8 @@ class Result:
         told = io.StringIO()
         console = Console(file=told, force_terminal=terminal)
 
-        def say(text: str, style: str = "", indent: int = 0) -> None:
+        def say(text: str, style: str = "", indent: int = 2) -> None:
+            """Print a text in lines that fit, all with the same indentation."""
             shown = Padding.indent(Text(clean(text)), indent)
             console.print(shown, style=style)
 
@@ -221,25 +231,25 @@ class Result:
             """Print a text in one line, which people can copy and programs can read."""
             console.print(Text(clean(text)), style=style, soft_wrap=True)
 
-        headline = say if terminal else say_whole
-        headline(f"{page.title}.", f"bold {COLOURS[NEWS[page.sign]]}")
+        headline = f"{page.title}."
+        style = f"bold {COLOURS[page.sign]}"
+        if terminal:
+            say(headline, style, 0)
+        else:
+            say_whole(headline, style)
         say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
         for section in page.sections:
-            if not section.lines and not section.rows:
-                continue
             console.print()
-            say(section.title, "bold")
-            for line in filter(None, section.lines):
-                say(line, "", 2)
-            table = _format_table(section, console.width - 2)
-            if section.rows:
-                say_whole(f"  {next(table)}", "dim")
-            for row, line in zip(section.rows, table, strict=False):
-                say_whole(f"  {line}", COLOURS[NEWS[row.sign]])
+            heading, *lines = _format_table(section, console.width - 2)
+            say_whole(heading, "bold")
+            for row, line in zip(section.rows, lines, strict=True):
+                say_whole(line, COLOURS[row.sign])
                 for opened in row.more if verbose else row.more[:1]:
                     say(opened, "dim", 6)
+            for line in filter(None, section.lines):
+                say(line)
             if section.note:
-                say(section.note, "dim", 2)
+                say(section.note, "dim")
         if page.steps:
             console.print()
             say("Next", "bold")
@@ -258,10 +268,6 @@ class Result:
         """Return the fields as plain JSON; NaN and infinity become null."""
         fields: dict[str, Any] = json.loads(TypeAdapter(type(self)).dump_json(self))
         return fields
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write `as_json` to `path`. Raises InputError if that is not possible."""
-        write_file(path, f"{json.dumps(self.as_json(), indent=1)}\n".encode())
 
     def to_html(
         self,
@@ -317,29 +323,22 @@ def clean(shown: object) -> str:
 
 
 def _format_table(section: Section, width: int) -> Iterator[str]:
-    """Yield a line with the titles of a section's columns, then a line for each row.
+    """Yield a line with the titles of a section and its columns, and one for each row.
 
     The first cell of a row is cut so that no line is longer than `width`.
     """
     from rich.cells import cell_len, set_cell_size
 
-    table = [(*section.columns, "")]
+    table = [(section.title, *section.columns, "")]
     for row in section.rows:
-        empty = [""] * (len(section.columns) - len(row.cells))
-        table.append((*map(clean, row.cells), *empty, NEWS[row.sign]))
+        table.append((*map(clean, row.cells), NEWS[row.sign]))
     first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     left = min(first, width - sum(others) - 2 * len(others))
     for title, *cells in table:
-        line = set_cell_size(title, left)
+        line = f"  {set_cell_size(title, left)}"
         for cell, size in zip(cells, others, strict=True):
             line += f"  {cell:>{size}}"
         yield line
-
-
-def points(change: Figure) -> str:
-    """Return a change of a share, in points, with its 95 % interval."""
-    interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
-    return f"{100 * change.value:+.1f} ({interval})"
 
 
 AXIS = 5
@@ -347,38 +346,40 @@ AXIS = 5
 10 points of R@1 on either side."""
 
 
-Measures: TypeAlias = Mapping[str, Side | Sequence[float | None] | None]
-"""Changes of R@1, or one value for each search, by the name of the measure.
+def points(change: Figure) -> str:
+    """Return a change of a share, in points, with its 95 % interval."""
+    ends = (change.value, change.low, change.high)
+    value, low, high = (f"{100 * end + 0.0:+.1f}" for end in ends)  # -0.0 becomes 0.0
+    return f"{value} ({low} to {high})"
+
+
+def bar_of_change(change: Figure) -> Bar:
+    """Return a cell with a change of a share, and a bar for its interval."""
+    return Bar(points(change), 0.5 + AXIS * change.high, 0.5 + AXIS * change.low)
+
+
+Measures: TypeAlias = Mapping[str, Side | Sequence[float] | None]
+"""Changes of R@1, or values before and after, by the name of the measure.
 
 None stands for a measure that was not taken."""
 
 
-def compare(
-    title: str,
-    measures: Measures,
-    *,
-    columns: Sequence[str] = COMPARED,
-    chart: Mapping[str, Mapping[int, int]] | None = None,
-    note: str = "",
-) -> Section:
-    """Return a section with a row for each measure that was taken.
+def compare(measures: Measures) -> list[Row]:
+    """Return a row for each measure that was taken, for the columns `COMPARED`.
 
     A change of R@1 counts as good or bad news only if it is beyond chance.
     """
-    rows = list[Row]()
+    rows = []
     for name, measured in measures.items():
         if isinstance(measured, Side):
             change = measured.change
-            start = 0.5 + AXIS * change.low
-            interval = Bar(points(change), 0.5 + AXIS * change.high, start)
             shares = (f"{measured.before:.1%}", f"{measured.after:.1%}")
-            rows.append(Row((name, *shares, interval), change.sign))
-            continue
-        form = ".2f" if name.startswith(SKEWNESS) else ".1%"
-        values = [format(value, form) for value in measured or () if value is not None]
-        if values:
-            rows.append(Row((name, *values)))
-    return Section(title, (), rows, columns, chart, note)
+            rows.append(Row((name, *shares, bar_of_change(change)), change.sign))
+        elif measured is not None:
+            form = ".2f" if name.startswith(SKEWNESS) else ".1%"
+            values = [format(value, form) for value in measured]
+            rows.append(Row((name, *values, "")))
+    return rows
 
 
 def list_hubs(
@@ -392,18 +393,14 @@ def list_hubs(
         never: The names of some targets that no query finds.
         field: The field that has the names of targets.
     """
-
-    def largest_count(hub: Hub) -> int:
-        return max(hub.found_by.values())
-
-    shown = sorted(hubs, key=largest_count, reverse=True)[:NAMED]
+    shown = sorted(hubs, key=lambda hub: hub.largest, reverse=True)[:NAMED]
+    columns: Sequence[str] = ()
     rows = []
-    columns = [field or ""]
     for hub in shown:
-        columns[1:] = hub.found_by
-        counts = hub.found_by.values()
-        longest = largest_count(shown[0])
-        bars = [Bar(f"{count:,}", count / longest) for count in counts]
+        columns = [*hub.found_by]
+        bars = []
+        for count in hub.found_by.values():
+            bars.append(Bar(f"{count:,}", count / shown[0].largest))
         rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], hub.title))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
@@ -411,6 +408,8 @@ def list_hubs(
             " Below it (→): what comes first instead for a query that found it first; "
             "✓ is right."
         )
+    if field is not None:
+        note += f" Names come from the field {field!r}."
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
     return Section("Comes back most", (), rows, columns, note=note)
@@ -427,11 +426,7 @@ def describe_changes(
         right: R@1 before and after; None without known answers.
     """
     before, after = (round(share * queries) for share in worst)
-    verb = "falls" if after < before else "rises"
-    went = f"{verb} from {before:,} to {after:,}"
-    if after == before:
-        went = f"stays at {before:,}"
-    text = f"the worst hub {went} of {queries:,} queries"
+    text = f"the worst hub goes from {before:,} to {after:,} of {queries:,} queries"
     if right is None:
         return text
     recall = f"{right.before:.1%} to {right.after:.1%}"
@@ -457,9 +452,8 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
     content = io.BytesIO()
     try:
         with Image.open(path) as image:
-            small = image.convert("RGB")
-            small.thumbnail(THUMBNAIL)
-            small.save(content, "JPEG")
+            image.thumbnail(THUMBNAIL)
+            image.convert("RGB").save(content, "JPEG")
     except (OSError, ValueError, Image.DecompressionBombError):
         return None  # the name is shown alone
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -20,7 +20,7 @@ START = """# JSON
 With `--json`, a command prints one line of JSON: its name as `command`, the version of this format as `version`, and
 the fields of its result. The version is raised if a name changes its meaning or is removed; new names may be added at
 any time. Errors and warnings go to stderr as text. The exit status is the same with and without `--json` ([command
-line](cli.md)). In Python, a result has the same fields; `as_json` and `to_json(path)` give the same JSON.
+line](cli.md)). In Python, a result has the same fields, and `as_json()` gives the same JSON.
 
     hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 

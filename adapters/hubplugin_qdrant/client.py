@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
+from hubplugin.registry import without_secrets
 from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
 from hubplugin_qdrant.calls import Operation, run, run_async
@@ -99,6 +100,12 @@ class _Corrected(Generic[Client]):
         wrapped = plain_client.clone_client(raw, cls)
         wrapped._corrections = corrections
         return wrapped
+
+    def __repr__(self) -> str:
+        options = self._corrections.raw.init_options
+        places = [options.get(name) for name in ("url", "path", "host", "location")]
+        place = next(filter(None, places), "localhost")
+        return f"<{type(self).__name__}: {without_secrets(str(place))}>"
 
     @property
     def raw(self) -> Client:

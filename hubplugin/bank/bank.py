@@ -88,6 +88,10 @@ class Bank:
     embed: Embed = None
     name: str = "query bank"
 
+    def __repr__(self) -> str:
+        queries = _describe(self.queries)
+        return f"<Bank: queries {queries}, answers {_describe(self.answers)}>"
+
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
         """Return `bank` itself if it is a `Bank`, else a bank of these queries.
@@ -293,6 +297,18 @@ class Bank:
 
 BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
 """A bank, or its queries alone."""
+
+
+def _describe(part: Any) -> str:
+    """Return the path of a part of a bank, or its size."""
+    if part is None:
+        return "none"
+    if isinstance(part, (str, os.PathLike)):
+        return os.fspath(part)
+    shape = np.shape(part)
+    if isinstance(part, Vectors):
+        shape = (part.rows, part.dim)
+    return " x ".join(f"{size:,}" for size in shape)
 
 
 def _as_ids(answers: Any) -> np.ndarray | None:

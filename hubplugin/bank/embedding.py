@@ -21,9 +21,8 @@ Embed: TypeAlias = Embedder | str | None
 
 The name is `sentence-transformers:NAME` or `module:function`."""
 
-QUERIES = "sentence-transformers"
-DOCUMENTS = "sentence-transformers-documents"
-"""The kind of a model that embeds documents; some models embed queries differently."""
+TRANSFORMERS = "sentence-transformers"
+"""The kind of a model that is known by its name."""
 
 BATCH = 256
 """The number of texts in one batch; progress is reported after each batch."""
@@ -38,11 +37,11 @@ def embedder_of(spec: str) -> Embedder:
     if not name:
         raise InputError(
             f"no embedding model is called {spec!r}: expected {kind}:FUNCTION or "
-            f"{QUERIES}:NAME"
+            f"{TRANSFORMERS}:NAME"
         )
     try:
-        if kind in (QUERIES, DOCUMENTS):
-            return _load_model(name, kind == DOCUMENTS)
+        if kind == TRANSFORMERS:
+            return _load_model(name)
         if str(Path.cwd()) not in sys.path:
             # `python -m` adds the working directory, and a command does not.
             sys.path.insert(0, str(Path.cwd()))
@@ -54,19 +53,13 @@ def embedder_of(spec: str) -> Embedder:
     return function
 
 
-def _load_model(name: str, documents: bool) -> Embedder:
+def _load_model(name: str) -> Embedder:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(name)
-    # From 5.0 on there is a method for either, with the model's own prompt.
-    method = "encode_document" if documents else "encode_query"
-    encode = getattr(model, method, model.encode)
+    # From 5.0 on there is a method for queries, with the model's own prompt.
+    encode = getattr(model, "encode_query", model.encode)
     return lambda texts: encode(list(texts), show_progress_bar=False)
-
-
-def for_documents(spec: str) -> str:
-    """Return the name under which the model `spec` embeds documents."""
-    return spec.replace(f"{QUERIES}:", f"{DOCUMENTS}:", 1)
 
 
 def embed_texts(

@@ -246,9 +246,12 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     carried = dict(arguments)
     if not step.learn and carried.pop("pairs_from", None) is not None:
         carried["embed"] = embedding(carried["bank"], carried["embed"])
-    for name in CARRIED if "bank" in options else ():
-        if carried.get(name) is not None:
-            words += [options[name].opts[0], carried[name]]
+    if "bank" in options:
+        if carried.get("bank") is None and "record=" not in store:
+            carried["bank"] = "FILE"  # without a record, the user has to name one
+        for name in CARRIED:
+            if carried.get(name) is not None:
+                words += [options[name].opts[0], carried[name]]
     if step.learn:
         words.append("--learn")
     return shlex.join(words)

@@ -9,7 +9,6 @@ import typer
 
 import hubplugin
 from hubplugin.bank import Bank
-from hubplugin.bank.embedding import for_documents
 from hubplugin.cli.application import command
 from hubplugin.cli.options import (
     Answers,
@@ -26,7 +25,7 @@ from hubplugin.cli.options import (
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.naming import names_of
+from hubplugin.jobs.naming import call_query, names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -85,20 +84,19 @@ def inspect(
 @command
 def evaluate(
     compute: Compute,
+    targets: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|FILE",
+            help="A STORE, which is searched both raw and corrected, or a file of vectors, which each method ranks.",
+        ),
+    ],
     queries: Annotated[
         str,
         typer.Option(
-            help="Queries whose true targets are known: a file of vectors or (with --embed) of texts, or a BEIR "
-            "folder, whose corpus is the gallery unless you name another.",
+            help="Queries whose true targets are known: a file of vectors or (with --embed) of texts.",
         ),
     ],
-    targets: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STORE or FILE]",
-            help="A STORE, which is searched both raw and corrected, or a file of vectors, which each method ranks.",
-        ),
-    ] = None,
     truth: Annotated[
         str | None,
         typer.Option(
@@ -133,51 +131,36 @@ def evaluate(
     report: ReportFile = None,
 ) -> Result:
     """Compare a corrected store with its raw search, or all methods, on queries with known true targets."""
-    source: str | list[str] = queries
-    query_names = None
-    corpus = None
-    names: Any = show
-    if Path(queries).is_dir():
-        from hubplugin.evaluation.beir import read_beir
-
-        if embed is None:
-            given = (
-                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
-            )
-            raise InputError(given, Parameter("embed"))
-        beir = read_beir(Path(queries))
-        source = beir.queries
-        query_names = beir.query_ids
-        truth = truth or str(beir.qrels)
-        names = show or beir.ids
-        corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
-    elif targets is None:
-        raise InputError("expected a STORE, or a file of vectors to try methods on")
-    is_store = targets is not None and ":" in targets
+    is_store = ":" in targets
     if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth), "truth")
     query_model = embed
     if embedding(bank, embed) is not None:  # the queries may then be vectors
-        query_model = embedding(source, embed)
-    test_queries = Bank(source, embed=query_model, name="queries").look()
+        query_model = embedding(queries, embed)
+    asked = Bank(queries, embed=query_model, name="queries").look()
     examples = None
     if bank is not None or answers is not None:
         others_embed = query_model is not None
         examples = bank_of(bank, answers, embed, others_embed=others_embed)
+    query_names = None
+    if asked.texts is not None and (truth is None or truth.endswith(".npy")):
+        # In a qrels file, a text would be the name of a query.
+        rows = range(len(asked.texts.texts))
+        query_names = [call_query(asked, row) for row in rows]
     gallery: Any
+    names: Any
     if is_store:
-        gallery = open_store(str(targets))
+        gallery = open_store(targets)
         names = names_of(gallery, show)
-    elif targets is not None:
+    else:
         gallery = as_vectors(targets, "targets")
-    elif corpus is not None:
-        gallery = corpus.vectors(None, compute.progress)
+        names = show
     return hubplugin.evaluate(
         gallery,
         examples,
-        queries=_each_row(test_queries, gallery, compute.progress),
+        queries=_each_row(asked, gallery, compute.progress),
         truth=truth,
         methods=methods,
         k=k,

@@ -89,11 +89,9 @@ DryRun = Annotated[
 ]
 
 
-def embedding(source: str | list[str] | None, embed: str | None) -> str | None:
+def embedding(source: str | None, embed: str | None) -> str | None:
     """Return `embed`, the model of texts, if `source` has texts; None for vectors."""
-    if source is None:
-        return None
-    if isinstance(source, str) and not holds_texts(source, embed is not None):
+    if source is None or not holds_texts(source, embed is not None):
         return None
     return embed
 

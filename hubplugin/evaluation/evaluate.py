@@ -12,14 +12,9 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.plans import PLANS
 from hubplugin.evaluation.ranked import Ranked, Ranking, Task, rank_arrays, rank_store
-from hubplugin.evaluation.results import (
-    Example,
-    MethodResult,
-    Results,
-    usable_best,
-)
+from hubplugin.evaluation.results import MethodResult, Results, usable_best
 from hubplugin.evaluation.truth import Names, TruthLike, as_names
-from hubplugin.jobs.hubs import count_found, find_hubs
+from hubplugin.jobs.hubs import NOT_FOUND, count_found, find_hubs
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import ndcg
@@ -31,7 +26,7 @@ from hubplugin.measures.significance import (
 )
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.results import RAW
+from hubplugin.results import RAW, Outcome
 from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, as_vectors
 
@@ -133,32 +128,33 @@ EXAMPLES = 3
 def results_of(ranked: Ranked, task: Task) -> Results:
     """Return the results of rankings: figures, hubs and examples."""
     methods = _measure_methods(ranked, task)
-    found = {RAW: ranked.rankings[0].nearest}
+    raw = ranked.rankings[0]
+    found = {RAW: raw.nearest}
+    right = np.full(len(raw.nearest), NOT_FOUND)
     best = usable_best(methods)
-    recommended = None
-    examples: list[Example] = []
+    examples: list[Outcome] = []
     if best is not None:
-        if best.sign > 0:
-            recommended = best.label
         corrected = ranked.rankings[methods.index(best)]
         found[best.label] = corrected.nearest
         examples += _draw_examples(ranked, corrected, task.seed)
+        for ranking in (corrected, raw):
+            rows = ranked.judged[ranking.best <= 1]
+            right[rows] = ranking.nearest[rows, 0]
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         ids = [ranked.ids[row] for row in rows]
         return ids, ranked.names(ids)
 
     size = len(ranked.ids)
-    hubs, never = find_hubs(found, size, describe)
+    hubs, never = find_hubs(found, size, describe, ranked.asked, right)
     if ranked.count != size:
         never = []  # only found targets have known ids
     return Results(
-        queries=len(ranked.rankings[0].nearest),
+        queries=len(raw.nearest),
         judged=len(ranked.judged),
         k=task.k,
-        seed=task.seed,
         methods=methods,
-        best=recommended,
+        best=best.label if best is not None and best.sign > 0 else None,
         hubs=hubs,
         anti_hubs=never,
         examples=examples,
@@ -174,7 +170,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
     adjusted = adjust([side.p for side in versus])
     results = list[MethodResult]()
     for ranking, versus_raw, p in zip(
-        ranked.rankings, [None, *versus], [None, *adjusted], strict=True
+        ranked.rankings, [None, *versus], [1.0, *adjusted], strict=True
     ):
         occurrence = count_found(ranking.nearest, len(ranked.ids))
         candidate = ranking.candidate
@@ -196,7 +192,6 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
             of_all = hubness.add_never_found(occurrence, ranked.count)
             times = hubness.count_targets(of_all)
             figures["hubness"] = hubness.Hubness.of(of_all, task.k)
-            figures["most_found"] = hubness.share_of_most_found(of_all)
         results.append(
             MethodResult(
                 label=candidate.label,
@@ -205,9 +200,7 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
                 recall=recall,
                 worst=float(occurrence.max()) / len(ranking.nearest),
                 occurrences=times,
-                storable=candidate.scores is None,
                 transductive=candidate.method in PLANS,
-                best_ranks=ranking.best,
                 versus_raw=versus_raw,
                 adjusted_p=p,
                 **figures,
@@ -217,14 +210,14 @@ def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
     return results
 
 
-def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Example]:
+def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Outcome]:
     """Draw up to `EXAMPLES` queries that `corrected` won, and as many that it lost."""
-    raw = ranked.rankings[0]
+    was_right = ranked.rankings[0].best <= 1
+    is_right = corrected.best <= 1
+    first = corrected.nearest[ranked.judged, 0]
     rng = np.random.default_rng(seed)
-    for outcome, winner, loser in (("won", corrected, raw), ("lost", raw, corrected)):
-        happened = (winner.best <= 1) & (loser.best > 1)
-        happened &= loser.nearest[ranked.judged, 0] >= 0
+    for happened in (is_right & ~was_right, was_right & ~is_right & (first >= 0)):
         for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
-            row = ranked.judged[place]
-            ids = [ranked.ids[side.nearest[row, 0]] for side in (winner, loser)]
-            yield Example(outcome, ranked.asked[place], *ranked.names(ids))
+            (after,) = ranked.names([ranked.ids[first[place]]])
+            query = ranked.asked[ranked.judged[place]]
+            yield Outcome(query, after, bool(is_right[place]))

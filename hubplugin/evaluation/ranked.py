@@ -31,7 +31,7 @@ from hubplugin.evaluation.truth import (
 from hubplugin.jobs.hubs import NOT_FOUND, search_store
 from hubplugin.jobs.naming import Naming, display_names
 from hubplugin.measures.retrieval import Ranks, Truth, rank_pairs
-from hubplugin.measures.significance import Figure, Side
+from hubplugin.measures.significance import Figure
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, Setting, describe_method
@@ -114,7 +114,7 @@ class Ranked:
     count: The number of targets; None under a filter, since a store does not count the
         targets that pass it.
     judged: The rows of `Ranking.nearest` whose queries have a true target [j].
-    asked: The names of these queries [j].
+    asked: The names of all queries [q].
     names: A function from the ids of targets to their names.
     facts: The fields of `Results` that describe the gallery, such as metric and size.
     """
@@ -175,7 +175,10 @@ def rank_store(
     if correction is not None and correction.active:
         model = correction.model
         facts["correction"] = describe_method(model.method, model.parameters)
-        facts["forecast"] = _forecast(model)
+        at_fit = model.hubness_at_fit
+        if at_fit is not None and at_fit.right is not None:
+            _before, _after, *change = at_fit.right
+            facts["forecast"] = Figure(*change)
         candidates.append(Candidate(CORRECTED, model.method, model.parameters))
     searched = store if condition is None else store.with_filter(condition)
     vectors = task.queries.array()
@@ -211,20 +214,10 @@ def rank_store(
         [*place_of],
         count if condition is None else None,
         judged,
-        _name_rows(task.query_names, "query", judged),
+        _name_rows(task.query_names, "query", range(task.queries.rows)),
         lambda keys: display_names(keys, naming),
         facts,
     )
-
-
-def _forecast(model: OffsetModel) -> Side | None:
-    """Return the R@1 that the fit of `model` predicted; None without known answers."""
-    at_fit = model.hubness_at_fit
-    if at_fit is None or at_fit.right is None:
-        return None
-    before, after, *change = at_fit.right
-    # The model keeps neither the error nor the number of queries.
-    return Side(before, after, math.nan, 0, "queries", Figure(*change))
 
 
 def rank_arrays(
@@ -277,7 +270,7 @@ def rank_arrays(
         range(gallery.rows),
         gallery.rows,
         pairs.judged,
-        _name_rows(task.query_names, "query", pairs.judged),
+        _name_rows(task.query_names, "query", range(len(queries))),
         partial(_name_rows, called, "target"),
         {"metric": metric.value, "targets": gallery.rows},
     )

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import numpy as np
-from pydantic import Field, InstanceOf
 
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import Setting
 from hubplugin.results import (
-    NEVER,
-    RECALL,
-    SKEWNESS,
-    WORST,
     Bar,
     Hub,
+    Outcome,
     Page,
     Result,
     Row,
     Section,
     Step,
-    compare,
+    bar_of_change,
     describe_changes,
     list_hubs,
+    points,
 )
 
 SIGNIFICANT = 0.05
-
-
-@dataclass(frozen=True)
-class Example:
-    """A query whose true target comes first in only one of two searches.
-
-    outcome: "won" if it comes first in the corrected search, "lost" if in the raw one.
-    right: The name of the true target that comes first.
-    wrong: The name of the target that comes first in the other search.
-    """
-
-    outcome: str
-    query: str
-    right: str
-    wrong: str
-
-    def row(self) -> Row:
-        """Return a row with the query and the first target of either search."""
-        sign = 1 if self.outcome == "won" else -1
-        firsts = [f"right: {self.right}", f"wrong: {self.wrong}"]
-        return Row((f"{self.outcome}: {self.query}",), sign, firsts)
 
 
 @dataclass(frozen=True)
@@ -66,15 +39,12 @@ class MethodResult:
     recall: R@k by k, for the cut-off and for 1, 5 and 10 if they are below it.
     worst: The share of the queries that find the worst hub.
     occurrences: The number of targets with the k-occurrence N, by N.
-    storable: True if one offset per target expresses the method.
     transductive: True if the method needs all queries in advance, so that no search can
         use it.
     hubness: None under a filter, since a store does not count the targets that pass it.
-    most_found: The share of all places that the most found 1 % of the targets take; None
-        under a filter.
     versus_raw: The comparison with the raw search; None for the raw search itself.
     adjusted_p: The p of `versus_raw`, corrected for the number of methods tried
-        (Benjamini & Hochberg 1995).
+        (Benjamini & Hochberg 1995); 1 for the raw search itself.
     """
 
     label: str
@@ -83,15 +53,10 @@ class MethodResult:
     recall: dict[int, Figure]
     worst: float
     occurrences: dict[int, int]
-    storable: bool
     transductive: bool
-    best_ranks: Annotated[InstanceOf[np.ndarray], Field(exclude=True)] = field(
-        repr=False, compare=False
-    )
     hubness: Hubness | None = None
-    most_found: float | None = None
     versus_raw: Side | None = None
-    adjusted_p: float | None = None
+    adjusted_p: float = 1.0
     median_rank: Figure | None = None
     mean_rank: Figure | None = None
     ndcg: Figure | None = None
@@ -101,13 +66,9 @@ class MethodResult:
     def sign(self) -> int:
         """1 if it puts more true targets first than the raw search, -1 if fewer, 0 if the
         difference may be chance among so many methods."""
-        if (
-            self.versus_raw is None
-            or self.adjusted_p is None
-            or self.adjusted_p >= SIGNIFICANT
-        ):
+        if self.versus_raw is None or self.adjusted_p >= SIGNIFICANT:
             return 0
-        return 1 if self.versus_raw.won > self.versus_raw.lost else -1
+        return self.versus_raw.change.sign
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,11 +81,12 @@ class Results(Result):
     best: The label of the method recommended on these queries; None if no method is better
         than the raw search beyond chance.
     anti_hubs: Some of the targets that no query finds.
-    examples: Queries that the method `shown` won and lost.
+    examples: Some of the queries that the method `shown` won, with a right answer, and
+        some that it lost.
     store: The URL of the store.
     correction: The active correction of the store.
     condition: The filter of the search in the store.
-    forecast: R@1 of held-out queries of the bank at the fit; None if it was not measured.
+    forecast: The change of R@1 that the fit foretold; None if it was not measured.
     """
 
     metric: str
@@ -132,16 +94,15 @@ class Results(Result):
     judged: int
     targets: int
     k: int
-    seed: int
     methods: list[MethodResult]
     best: str | None
     hubs: list[Hub]
     anti_hubs: list[str] = field(default_factory=list)
-    examples: list[Example] = field(default_factory=list)
+    examples: list[Outcome] = field(default_factory=list)
     store: str | None = None
     correction: str | None = None
     condition: str | None = None
-    forecast: Side | None = None
+    forecast: Figure | None = None
 
     def __getitem__(self, label: str) -> MethodResult:
         """Return the method called `label`. Raises InputError that lists the labels."""
@@ -160,130 +121,80 @@ class Results(Result):
         """The method shown beside the raw search, if any, see `usable_best`."""
         return usable_best(self.methods)
 
-    def compare(self, first: str, second: str) -> Side:
-        """Compare method `second` with `first`, on the same queries.
-
-        Args:
-            first: the label of the method before.
-            second: the label of the method after.
-
-        Raises:
-            InputError: No method has such a label.
-        """
-        before = self[first].best_ranks <= 1
-        return Side.of(before, self[second].best_ranks <= 1)
-
-    def page(self) -> Page:
-        headline, sign = self._headline()
-        sides = [self.raw]
-        if self.shown is not None:
-            sides.append(self.shown)
-        sections = [self._compare(sides)]
-        steps = []
-        if self.store is None:
-            sections.append(self._list_methods())
-        elif sign < 0:
-            steps.append(Step("searches are raw again", "remove"))
-        hubs = list_hubs(self.hubs, self.k, self.anti_hubs)
-        scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
-        if self.condition is not None:
-            scene += f" · filter {self.condition}"
-        sections += [hubs, self._count_changes()]
-        return Page(headline, sign, scene, sections, steps)
-
-    def _count_changes(self) -> Section:
-        """Return the section of how many queries were won and lost, with examples."""
-        versus = self.change
-        if versus is None:
-            return Section("")
-        most = max(versus.won, versus.lost, 1)
-        won = Bar(f"{versus.won:,}", versus.won / most)
-        lost = Bar(f"{versus.lost:,}", versus.lost / most)
-        rows = [
-            Row(("won: the true target now comes first", won), 1),
-            Row(("lost: it no longer does", lost), -1),
-            *(example.row() for example in self.examples),
-        ]
-        return Section("Won and lost", (), rows, ("", "queries"))
-
-    def _headline(self) -> tuple[str, int]:
-        """Return the headline, and the sign of a change of R@1 beyond chance, else 0."""
-        shown = self.shown
-        if shown is None or self.change is None:
-            if self.store is not None:
-                return "no active correction: the raw search alone", 0
-            return "the raw search alone: corrections need example queries, a bank", 0
-        if self.store is not None:
-            sign = self.change.change.sign
-            outcome = {1: "it helps", 0: "neither help nor harm beyond chance"}
-            worst = (self.raw.worst, shown.worst)
-            changes = describe_changes(worst, self.queries, self.change)
-            return f"{outcome.get(sign, 'it does harm')}; {changes}", sign
-        if self.best is None:
-            says = "no usable method puts more true targets first than the raw search"
-            return f"no correction; {says} beyond chance", 0
-        says = "because it puts the most true targets first"
-        return f"best is {shown.label}, {says}: {shown.recall[1].value:.1%}", 1
-
     @property
     def change(self) -> Side | None:
         """R@1 of the raw search and of the method `shown`."""
         return None if self.shown is None else self.shown.versus_raw
 
-    def _compare(self, sides: Sequence[MethodResult]) -> Section:
-        """Return the section that compares the raw search and the method shown."""
-        measures: dict[str, Any] = {
-            RECALL: self.change,
-            "as foretold by the fit": self.forecast,
-        }
-        for k in self.raw.recall:
-            if k > 1 or self.change is None:
-                measures[f"R@{k}"] = [side.recall[k].value for side in sides]
-        hubness = [side.hubness for side in sides if side.hubness is not None]
-        measures |= {
-            WORST: [side.worst for side in sides],
-            "places of the top 1%": [side.most_found for side in sides],
-            NEVER: [each.anti_hub_share for each in hubness],
-            SKEWNESS: [each.skewness for each in hubness],
-        }
-        note = f"{sides[-1].label}."
-        if self.correction is not None:
-            note = f"Active: {self.correction}."
-        elif self.best is not None:
-            note += " It was picked on these queries: new ones gain a little less."
-        chart = {side.label: side.occurrences for side in sides}
-        return compare("Raw and corrected", measures, chart=chart, note=note)
+    def page(self) -> Page:
+        headline = "the raw search alone: there is no correction to compare it with"
+        sections = [self._list_rankings(), list_hubs(self.hubs, self.k, self.anti_hubs)]
+        sign = 0
+        steps = []
+        if self.shown is not None and self.change is not None:
+            sign = self.shown.sign
+            headline = self._headline(self.shown, self.change)
+            sections.append(self._count_changes(self.change))
+            if sign < 0 and self.store is not None:
+                steps.append(Step("searches are raw again", "remove"))
+        scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
+        if self.condition is not None:
+            scene += f" · filter {self.condition}"
+        return Page(headline, sign, scene, sections, steps)
 
-    def _list_methods(self) -> Section:
-        """Return the section of every method, with the direction of its change."""
+    def _headline(self, shown: MethodResult, change: Side) -> str:
+        verdicts = {1: "helps", 0: "neither helps nor harms beyond chance", -1: "harms"}
+        name = "the correction"
+        if self.store is None:
+            name = f"{shown.label}, the best here that a search can use,"
+        changes = describe_changes((self.raw.worst, shown.worst), self.queries, change)
+        return f"{name} {verdicts[shown.sign]}; {changes}"
+
+    def _list_rankings(self) -> Section:
+        """Return the section of the raw search and of each correction."""
         k = max(self.raw.recall)
+        shown = (self.raw, self.shown)
+        chart = {m.label: m.occurrences for m in self.methods if m in shown}
         rows = []
         for each in self.methods:
-            recall = 100 * each.recall[1].value
-            gain = recall - 100 * self.raw.recall[1].value
-            cells = [each.label, f"{recall:.1f}", f"{gain:+.1f}"]
-            cells.append("" if each.adjusted_p is None else f"{each.adjusted_p:.3f}")
-            cells.append(f"{100 * each.recall[k].value:.1f}")
-            for figure in (each.median_rank, each.ndcg, each.skewness):
-                cells.append("" if figure is None else f"{figure.value:.2f}")
-            rows.append(Row(cells, None if each is self.raw else each.sign))
-        columns = f"method R@1 gain p R@{k} rank nDCG skew".split()
+            cells: list[str | Bar] = [each.label, f"{each.recall[1].value:.1%}"]
+            sign = None
+            if each.versus_raw is None:
+                cells.append("")
+            else:
+                cells.append(bar_of_change(each.versus_raw.change))
+                sign = each.sign
+            cells += [f"{each.recall[k].value:.1%}", f"{each.worst:.1%}"]
+            cells.append("" if each.hubness is None else f"{each.hubness.skewness:.2f}")
+            rows.append(Row(cells, sign))
+        columns = ("R@1", "points (95%)", f"R@{k}", "worst hub", "skewness")
         note = (
-            "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
-            f"nDCG: at {self.k}. skew: skewness."
+            "R@1: right answer first. Worst hub: the share of all queries that find it. "
+            "Better and worse are beyond chance, however many methods are compared."
         )
-        return Section("Every method", (), rows, columns, note=note)
+        if self.correction is not None:
+            note += f" Active: {self.correction}."
+        if self.forecast is not None:
+            note += f" The fit foretold {points(self.forecast)} points."
+        return Section("Each search", (), rows, columns, chart, note)
+
+    def _count_changes(self, change: Side) -> Section:
+        """Return the section of how many queries were won and lost, with examples."""
+        most = max(change.won, change.lost, 1)
+        rows = []
+        for name, sign, count in (
+            ("won: a right answer now comes first", 1, change.won),
+            ("lost: it no longer does", -1, change.lost),
+        ):
+            shown = [str(each) for each in self.examples if each.right == (sign > 0)]
+            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, shown))
+        return Section("Won and lost", (), rows, ("queries",))
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
     """Return the method of the highest R@1 that a search can use, None if there is none.
 
-    The first of `methods` is the raw search, which is left out. Among equals, the less
-    skewed method wins.
+    The first of `methods` is the raw search, which is left out.
     """
-    usable = (method for method in methods[1:] if not method.transductive)
-    return max(
-        usable,
-        key=lambda m: (m.recall[1].value, -(m.hubness.skewness if m.hubness else 0.0)),
-        default=None,
-    )
+    usable = [method for method in methods[1:] if not method.transductive]
+    return max(usable, key=lambda method: method.recall[1].value, default=None)

@@ -6,8 +6,7 @@ Samples of the found targets and of the gallery tell the causes apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import computed_field
@@ -26,12 +25,10 @@ from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
 from hubplugin.jobs.hubs import find_hubs, find_targets
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
-from hubplugin.jobs.results import show_lesson, show_trial
+from hubplugin.jobs.results import show_trial
 from hubplugin.learning import LearnedMap, Teachers, learn_query_map, read_learn
 from hubplugin.measures.hubness import (
     Hubness,
-    anti_hub_share,
-    count_targets,
     k_occurrence,
     most_found,
     never_found_by_chance,
@@ -69,11 +66,21 @@ QUERIES, TARGETS = 500, 2_000
 
 
 @dataclass(frozen=True)
-class ShareAndChance:
-    """A share from 0 to 1, and its value without hubness."""
+class Chance:
+    """Figures of hubness to expect if queries found targets at random."""
 
-    share: float
-    by_chance: float
+    skewness: float
+    most_found: float
+    never_found: float
+
+    @classmethod
+    def of(cls, queries: int, k: int, targets: int) -> Chance:
+        """Return the figures for queries that find `k` of the targets each."""
+        return cls(
+            skewness_by_chance(queries, k, targets),
+            share_of_most_found_by_chance(queries, k, targets),
+            never_found_by_chance(queries, k, targets),
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,13 +90,12 @@ class Diagnosis(Result):
     targets, queries: The number of targets and of queries.
     hubness: The hubness of the raw search, over all targets and queries.
     most_found: The share of all places that the most found 1 % of the targets take.
-    never_found: The share of the targets that no query finds.
+    chance: The same figures by chance.
     hubs: The targets found most often, and the number of queries that find each among
         their k nearest: raw, and corrected by a fit on these very queries.
     anti_hubs: Some targets that no query finds.
     findings: One finding for each cause that was looked for.
     trial: The changes under the default method, including R@1 if answers are known.
-    occurrences: The number of targets with the k-occurrence N, by N.
     lesson: The gain of a query map learned from the bank's answers; None if that was
         not asked for.
     shown: The field that has the names of targets.
@@ -99,39 +105,32 @@ class Diagnosis(Result):
     targets: int
     queries: int
     hubness: Hubness
-    most_found: ShareAndChance
-    never_found: ShareAndChance
+    most_found: float
+    chance: Chance
     hubs: list[Hub]
     anti_hubs: list[str]
     findings: list[Finding]
     trial: Trial
-    occurrences: Mapping[int, int] = field(repr=False)
     lesson: LearnedMap | None = None
     shown: str | None = None
-
-    @property
-    def helps(self) -> bool | None:
-        """True if R@1 would rise beyond chance and the guard passes.
-
-        None without known answers.
-        """
-        return self.trial.helps
 
     @property
     def causes(self) -> list[Finding]:
         """The findings of causes that are present."""
         return [finding for finding in self.findings if finding.found]
 
-    @property
-    def chance(self) -> float:
-        """The skewness by chance for this number of queries and targets."""
-        return skewness_by_chance(self.queries, self.hubness.k, self.targets)
-
     @computed_field  # type: ignore[prop-decorator]
     @property
     def hubby(self) -> bool:
         """True if the search is hubby beyond chance."""
-        return self.hubness.skewness - self.chance >= HUBBY
+        return self.hubness.skewness - self.chance.skewness >= HUBBY
+
+    @property
+    def is_sound(self) -> bool:
+        """True if there is nothing to mend, and nothing to gain from a correction."""
+        return not (
+            self.hubby or self.causes or self.trial.objections or self.trial.helps
+        )
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -139,7 +138,7 @@ class Diagnosis(Result):
         """The verdict in words: hubness, other causes, both or neither."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby and causes:
-            return f"there is hubness, and there is more than that: {causes}; mend that first"
+            return f"there is hubness, but mend something else first: {causes}"
         if self.hubby:
             return "there is hubness"
         if causes:
@@ -149,16 +148,15 @@ class Diagnosis(Result):
     def page(self) -> Page:
         trial = self.trial
         headline = self.verdict
-        if not self.causes:
+        if self.is_sound:
+            headline += ": nothing needs to be done"
+        elif not self.causes:
             headline += f"; the default correction would {trial.outlook()}"
-        lesson = [] if self.lesson is None else [show_lesson(self.lesson)]
         sections = [
             Section("What was seen", self._seen()),
             list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
             Section("Is it something else?", [*map(str, self.findings)]),
-            show_trial(trial, "A correction would change"),
-            *lesson,
-            Section("Worth knowing", trial.notes),
+            show_trial(trial, "A correction would change", self.lesson),
         ]
         scene = (
             f"{self.targets:,} targets · {self.queries:,} queries · nothing was changed"
@@ -172,7 +170,7 @@ class Diagnosis(Result):
         """Return the next steps: first against other causes, then those with a gain."""
         steps = [Step(each.says, text=each.advice) for each in self.causes]
         trial = self.trial
-        if trial.objections or steps or not (self.hubby or trial.helps):
+        if steps or trial.objections or self.is_sound:
             return steps
         gain = "whether more right answers come first is not known without --answers"
         if trial.right is not None:
@@ -180,7 +178,7 @@ class Diagnosis(Result):
         steps.append(Step(gain, "apply"))
         if self.lesson is not None:
             learned = points(self.lesson.other.change)
-            brings = f"{learned} points over the offsets alone, held out"
+            brings = f"{learned} points of R@1 over the raw search, held out"
             steps.append(Step(brings, "apply", learn=True))
         elif trial.right is not None:
             brings = "measures what a map of the query would bring, which answers teach"
@@ -189,18 +187,18 @@ class Diagnosis(Result):
 
     def _seen(self) -> list[str]:
         """Return lines on the hubness that was seen, in the words of a searcher."""
-        k = self.hubness.k
+        seen = self.hubness
         most = most_found(self.targets)
-        usual = k * self.queries / self.targets
-        filled = self.most_found
-        never = self.never_found
+        even = seen.k * self.queries / self.targets
+        chance = self.chance
         return [
-            f"{most:,} targets ({most / self.targets:.1%}) fill {filled.share:.1%} of the "
-            f"first {k} places; {filled.by_chance:.1%} would be chance",
-            f"the one that comes back most is found by {self.hubness.largest:,} queries; an "
-            f"even share would be {usual:.1f}",
-            f"{never.share:.1%} are found by no query (chance {never.by_chance:.1%}); "
-            f"skewness {self.hubness.skewness:.2f} (chance {self.chance:.2f})",
+            f"{most:,} targets ({most / self.targets:.1%}) fill {self.most_found:.1%} of "
+            f"the first {seen.k} places; {chance.most_found:.1%} would be chance",
+            f"the one that comes back most is found by {seen.largest:,} queries; an even "
+            f"share would be {even:.1f}",
+            f"{seen.anti_hub_share:.1%} are found by no query (chance "
+            f"{chance.never_found:.1%}); skewness {seen.skewness:.2f} (chance "
+            f"{chance.skewness:.2f})",
         ]
 
 
@@ -239,10 +237,9 @@ def diagnose(
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
     chosen = Metric.parse(metric)
+    names = names_of(targets, show)  # raises for a missing file before any work
     examples = Bank.of(bank)
-    store = None
     if isinstance(targets, Store):
-        store = targets
         learn = read_learn_for(targets, learn, "blend")
         examples = bank_for(targets, bank, learn is not False)
     else:
@@ -271,7 +268,6 @@ def diagnose(
     if model is not None:
         label = "searching corrected"
         found[CORRECTED] = find_targets(prepared, asked, label, model)
-    names = names_of(targets, show)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         ids = _ids_of(targets, original_rows(gallery)[rows])
@@ -281,21 +277,17 @@ def diagnose(
     right = prepared.clicks if prepared.pairs is None else None
     hubs, never = find_hubs(found, count, describe, called, right)
     k = min(OCCURRENCE, count)
-    most = share_of_most_found_by_chance(queries, k, count)
     diagnosis = Diagnosis(
-        store=None if store is None else store.url,
+        store=getattr(targets, "url", None),
         targets=count,
         queries=queries,
         hubness=Hubness.of(occurrence, k),
-        most_found=ShareAndChance(share_of_most_found(occurrence), most),
-        never_found=ShareAndChance(
-            anti_hub_share(occurrence), never_found_by_chance(queries, k, count)
-        ),
+        most_found=share_of_most_found(occurrence),
+        chance=Chance.of(queries, k, count),
         hubs=hubs,
         anti_hubs=never,
         findings=findings,
         trial=trial,
-        occurrences=count_targets(occurrence),
         lesson=lesson,
         shown=getattr(names, "field", None),
     )

@@ -11,7 +11,7 @@ from hubplugin.bank import PreparedBank
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.measures import hubness
 from hubplugin.model import OffsetModel
-from hubplugin.results import CORRECTED, RAW, Hub, Misled
+from hubplugin.results import RAW, Hub, Outcome
 from hubplugin.store import Id, Store
 from hubplugin.validation import OCCURRENCE
 
@@ -108,60 +108,55 @@ def find_hubs(
 
     Args:
         found: The rows of the targets that queries find in each search, "raw" and
-            others: best first, -1 for none [q, k].
+            perhaps a corrected one: best first, -1 for none [q, k].
         size: The number of targets.
         describe: A function from rows of targets to their ids and names.
         queries: The names of the queries. Without them, or without a corrected search,
             hubs have no `misled`.
-        right: The row of the right answer to each query [q], -1 if unknown.
+        right: The row of the right answer to each query [q], negative if unknown.
     """
     counts = {search: count_found(rows, size) for search, rows in found.items()}
-    hubs: dict[int, list[int]] = {}
+    misled: dict[int, list[int]] = {}
     for count in counts.values():
         most = hubness.hubs(count, LISTED)
-        hubs |= {hub: [] for hub in most[count[most] > 0].tolist()}
-    first = after = answers = np.full(len(found[RAW]), -1)
-    if queries and CORRECTED in found:
-        first = found[RAW][:, 0]
-        after = found[CORRECTED][:, 0]
-        if right is not None:
-            answers = right
-        misled = _order_misled(first, after, answers)
-        for hub in hubs:
-            hubs[hub] = misled[first[misled] == hub][:MISLED].tolist()
+        misled |= {hub: [] for hub in most[count[most] > 0].tolist()}
+    first = found[RAW][:, 0]
+    after = [*found.values()][-1][:, 0]
+    if right is None:
+        right = np.full(len(first), NOT_FOUND)
+    if queries:
+        changed = _order_changed(first, after, right)
+        for hub in misled:
+            misled[hub] = changed[first[changed] == hub][:MISLED].tolist()
     never = hubness.pick_evenly(np.flatnonzero(counts[RAW] == 0), LISTED).tolist()
-    instead = [int(after[query]) for rows in hubs.values() for query in rows]
-    shown = [*dict.fromkeys([*hubs, *never, *instead])]
+    instead = [int(after[query]) for rows in misled.values() for query in rows]
+    shown = [*dict.fromkeys([*misled, *never, *instead])]
     targets = {}
     for row, id, name in zip(shown, *describe(shown), strict=True):
         found_by = {search: int(count[row]) for search, count in counts.items()}
         targets[row] = Hub(id, name, found_by)
-    is_right = (after == answers).astype(object)
-    is_right[answers == -1] = None
-    listed = []
-    for hub, rows in hubs.items():
-        examples = []
+    hubs = []
+    for hub, rows in misled.items():
+        outcomes = []
         for query in rows:
             title = targets[after[query]].title
-            examples.append(Misled(queries[query], title, is_right[query]))
-        listed.append(replace(targets[hub], misled=examples))
-    return listed, [targets[row].name for row in never]
+            is_right = bool(after[query] == right[query])
+            outcomes.append(Outcome(queries[query], title, is_right))
+        hubs.append(replace(targets[hub], misled=outcomes))
+    return hubs, [targets[row].name for row in never]
 
 
-def _order_misled(
+def _order_changed(
     first: np.ndarray, after: np.ndarray, right: np.ndarray
 ) -> np.ndarray:
-    """Return the queries for which the wrong target comes first in the raw search.
+    """Return the queries whose first target is wrong, and another one when corrected.
 
-    Queries that the correction answers correctly come before queries that it only
-    changes. If the right answer is unknown, only queries that it changes count as
-    misled.
+    Queries that the correction answers rightly come first.
 
     Args:
         first, after: The first target of each query, raw and corrected [q].
-        right: The right answer to each query, -1 if unknown [q].
+        right: The right answer to each query, negative if unknown [q].
     """
-    rank = np.select([after == right, after != first, right != -1], [0, 1, 2], 3)
-    rank[(first == right) | (after < 0)] = 3
-    order = np.argsort(rank, kind="stable")
-    return order[rank[order] < 3]
+    changed = np.flatnonzero((after != first) & (first != right) & (after >= 0))
+    is_wrong = after[changed] != right[changed]
+    return changed[np.argsort(is_wrong, kind="stable")]

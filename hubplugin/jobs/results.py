@@ -71,8 +71,6 @@ class InvalidVectors:
         if not self.count:
             return ""
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
-        if self.count > len(self.named):
-            which += f" and {self.count - len(self.named)} more"
         return (
             f"{self.count} with vectors that the model cannot judge, those of length 0 "
             f"have the offset 0, others its smallest: {which}"
@@ -90,35 +88,31 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     )
 
 
-def measure_hubness(*sides: Figures) -> Measures:
-    """Return the measures of hubness, with one value for each of `sides`."""
+def measure_hubness(before: Figures, after: Figures) -> Measures:
+    """Return the measures of hubness, before and after."""
     return {
-        WORST: [side.largest for side in sides],
-        NEVER: [side.never for side in sides],
-        SKEWNESS: [side.skewness for side in sides],
+        WORST: (before.largest, after.largest),
+        NEVER: (before.never, after.never),
+        SKEWNESS: (before.skewness, after.skewness),
     }
 
 
-ASKED_BEFORE = "asked before (R@1)"
+def show_trial(trial: Trial, title: str, lesson: LearnedMap | None = None) -> Section:
+    """Return the section `title` with the measurements of the guard's `trial`.
 
-
-def show_trial(trial: Trial, title: str) -> Section:
-    """Return the section `title` with the measurements of the guard's `trial`."""
-    recall = {RECALL: trial.right, ASKED_BEFORE: trial.asked}
-    measures = {**recall, **measure_hubness(trial.raw, trial)}
+    A `lesson` adds what a query map, with its offsets, would gain over the raw search.
+    """
+    measures: Measures = {RECALL: trial.right, "asked before (R@1)": trial.asked}
+    notes = trial.notes
+    if lesson is not None:
+        learned = {"R@1 with a map": lesson.other, "and asked before": lesson.asked}
+        measures = {**measures, **learned}
+        notes += tuple(lesson.notes)
+    measures = {**measures, **measure_hubness(trial.raw, trial)}
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
     note += doubt_clicks(trial.asked, trial.right)
     chart = {RAW: trial.raw.occurrences, CORRECTED: trial.occurrences}
-    return compare(title, measures, chart=chart, note=note)
-
-
-def show_lesson(lesson: LearnedMap) -> Section:
-    """Return the section that shows the gain of a query map over the offsets alone."""
-    title = "A map of the query would change"
-    measures = {"not asked before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
-    columns = ("", "offsets", "and map", COMPARED[3])
-    note = ". ".join([*lesson.notes, ""])
-    return compare(title, measures, columns=columns, note=note)
+    return Section(title, notes, compare(measures), COMPARED, chart, note)
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,6 +150,10 @@ class Applied(Result):
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
         counts = f"of {self.scanned:,} targets {counts}"
         lines = [counts, *self.notes, str(self.invalid_vectors)]
+        if self.versus is not None:
+            lines.insert(
+                0, f"from the old correction to the new one {self.versus.figures}"
+            )
         sections = [Section("What was done", lines, note=_describe(self.model))]
         state = "active"
         outcome = f"{self.model.method}; {counts}"
@@ -165,10 +163,7 @@ class Applied(Result):
             worst = (trial.raw.largest, trial.largest)
             changes = describe_changes(worst, trial.queries, trial.right)
             outcome = f"on held-out bank queries {changes}"
-            notes = Section("Worth knowing", trial.notes)
-            sections = [show_trial(trial, "On held-out queries"), notes, *sections]
-        if self.versus is not None:
-            sections.insert(0, show_versus(self.versus))
+            sections = [show_trial(trial, "On held-out queries"), *sections]
         if self.sound:
             state = "nothing to mend, and nothing was written"
         elif not self.written:
@@ -187,14 +182,6 @@ class Applied(Result):
         yield Step("takes it out, as if it had never been there", "remove")
 
 
-def show_versus(versus: OldVersusNew) -> Section:
-    """Return the section that compares the raw, the old and the new search."""
-    sides = (versus.raw, versus.old, versus.new)
-    measures = {RECALL: [side.recall for side in sides], **measure_hubness(*sides)}
-    note = f"From the old correction to the new one {versus.figures}."
-    return compare("Old and new", measures, columns=("", RAW, "old", "new"), note=note)
-
-
 @dataclass(frozen=True, repr=False)
 class Removed(Result):
     """The result of `remove`.
@@ -208,17 +195,13 @@ class Removed(Result):
     correction: Correction | None = None
 
     def page(self) -> Page:
-        lines = []
-        if self.correction is not None:
-            lines.append(_describe(self.correction.model))
-        headline = "there is no correction"
-        steps = []
+        headline = "nothing was changed"
         if self.written:
             headline = "correction removed; searches are raw again"
-        elif lines:
-            headline = "nothing was changed"
-            steps.append(Step("takes it out", "remove"))
-        return Page(headline, 0, "", [Section("The correction", lines)], steps)
+        was = "there was none that can be read"
+        if self.correction is not None:
+            was = _describe(self.correction.model)
+        return Page(headline, sections=[Section("The correction", [was])])
 
 
 WRONG = 0.05
@@ -273,31 +256,29 @@ class HubnessNow:
         if raw > self.chance and corrected > TOLERATED_SKEWNESS * raw:
             figures = f"{self.corrected:.2f}, raw {self.raw:.2f}"
             yield Step(f"hubness is worse than raw ({figures})", "refit")
-        if self.fit is None:
+        if self.fit is None or not self.hubs:
             return
         at_fit = self.fit.largest
         tolerated = min(TOLERATED_RISE * at_fit, (1 + at_fit) / 2)
-        found_too_often = []
-        for hub in self.hubs:
-            share = hub.found_by[CORRECTED] / self.queries
-            if share > tolerated:
-                found_too_often.append(f"{hub.id!r} {share:.1%}")
-        if found_too_often:
-            named = ", ".join(found_too_often[:NAMED])
-            says = f"found too often ({at_fit:.1%} at most at the fit): {named}"
-            yield Step(says, "refresh")
+        worst = max(self.hubs, key=lambda hub: hub.found_by[CORRECTED])
+        share = worst.found_by[CORRECTED] / self.queries
+        if share > tolerated:
+            says = f"found too often ({at_fit:.1%} at most at the fit): {worst.name}"
+            yield Step(f"{says} {share:.1%}", "refresh")
 
     def sections(self, field: str | None) -> list[Section]:
         """Return two sections: hubness at the fit and now, and the hubs.
 
         `field` has the names of the targets.
         """
-        measures = {f"{SKEWNESS} now": [self.raw, self.corrected]}
+        measures = {f"{SKEWNESS} now": (self.raw, self.corrected)}
         if self.fit is not None:
-            measures[f"{SKEWNESS} at the fit"] = [self.fit.raw, self.fit.corrected]
+            measures[f"{SKEWNESS} at the fit"] = (self.fit.raw, self.fit.corrected)
         kind = "live" if self.live else "bank"
         note = f"{self.queries} {kind} queries; by chance {self.chance:.2f}."
-        hubness = compare("Hubness", measures, chart=self.occurrences, note=note)
+        rows = compare(measures)
+        columns = (RAW, CORRECTED, "")
+        hubness = Section("Hubness", (), rows, columns, self.occurrences, note)
         return [hubness, list_hubs(self.hubs, OCCURRENCE, field=field)]
 
 
@@ -307,9 +288,6 @@ def _describe(model: OffsetModel) -> str:
     parts = [f"{method}, from {len(model.terms[0].bank):,} queries"]
     if model.query_map is not None:
         parts.append(str(model.query_map))
-    if model.gallery is not None:
-        ends = f"{model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}"
-        parts.append(f"offsets {ends}, deviation {model.gallery.deviation:.4f}")
     parts.append(f"fingerprint {model.fingerprint}, bank {model.bank_fingerprint}")
     return f"{'; '.join(parts)}."
 

@@ -96,8 +96,6 @@ def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scen
 def test_every_kind_of_method_stands_in_the_result(evaluation):
     labels = ["raw", "is", "dbsn", "nnn k=5", *RULES, *PLANS]
     assert [each.label for each in evaluation.methods] == labels
-    storable = [each.label for each in evaluation.methods if each.storable]
-    assert storable == labels[:4]
     assert evaluation["nnn k=5"].parameters == {"k": 5, "alpha": 0.5}
 
 
@@ -133,9 +131,11 @@ def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(re
         methods=["is tau=0.02", "dbsn"],
     )
     first = 100 * found["dbsn"].recall[1].value
-    best = "Best is dbsn, because it puts the most true targets first"
+    headline = str(found).splitlines()[0]
+    assert found.best == "dbsn"
     assert found["dbsn"].versus_raw.change.low > 0
-    assert f"{best}: {first:.1f}" in " ".join(str(found).split())
+    assert headline.startswith("Dbsn")
+    assert f"to {first:.1f}%" in headline
     harmful = next(row for row in str(found).splitlines() if "is tau=0.02" in row)
     assert harmful.endswith("worse")
 
@@ -145,13 +145,7 @@ def test_nothing_is_chosen_where_nothing_helps(rng):
     given = {"queries": vectors, "methods": ["is", "nnn"]}
     found = evaluate(vectors, vectors[::-1], **given)
     assert found.best is None
-    assert "No correction; no usable" in str(found)
-
-
-def test_any_two_methods_can_be_compared(evaluation):
-    there = evaluation.compare("is", "dbsn")
-    back = evaluation.compare("dbsn", "is")
-    assert (there.won, there.lost, there.p) == (back.lost, back.won, back.p)
+    assert "neither helps nor harms" in str(found)
 
 
 def test_the_same_seed_gives_the_same_result(scene):

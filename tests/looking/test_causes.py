@@ -8,7 +8,7 @@ import pytest
 from hubplugin import Bank, Compute
 from hubplugin.causes import Finding, check_model, check_shift, distance_to_earlier
 from hubplugin.compute import TopK, search
-from hubplugin.jobs.diagnose import Diagnosis, find_causes
+from hubplugin.jobs.diagnose import Chance, Diagnosis, find_causes
 from hubplugin.measures.hubness import Hubness
 from hubplugin.metric import Metric
 from tests.galleries import unit
@@ -124,6 +124,7 @@ def test_the_verdict_says_when_the_trouble_is_not_hubness(skewness, causes, says
     seen.append(Finding("prefix or shift", False, "not seen"))
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Diagnosis))
     fields["hubness"] = Hubness(10, skewness, 9, 0)
+    fields["chance"] = Chance(0.3, 0.02, 0.0)
     told = Diagnosis(**{**fields, "targets": 1_000, "queries": 1_000, "findings": seen})
     assert all(part in told.verdict for part in says)
 

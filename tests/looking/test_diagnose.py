@@ -29,7 +29,7 @@ def jobs(diagnosis):
 def test_without_answers_it_says_what_would_tell(example):
     diagnosis = diagnose(example[1], example[0])
     assert "--answers" in str(diagnosis)
-    assert diagnosis.helps is None
+    assert diagnosis.trial.helps is None
     assert diagnosis.as_json()["lesson"] is None
     assert jobs(diagnosis) == [("apply", False)]
 
@@ -42,7 +42,7 @@ def test_with_answers_it_says_what_was_measured_on_held_out_queries(answered):
         shares = (f"{share:.1%}" for share in (side.before, side.after))
         for part in (*shares, interval):
             assert part in said
-    assert answered.helps == (right.change.low > 0)
+    assert answered.trial.helps == (right.change.low > 0)
     assert answered.as_json()["lesson"]["other"]["after"] == other.after
     assert jobs(answered) == [("apply", False), ("apply", True)]
     assert "hubplugin.apply(store, bank, learn=True)" in said

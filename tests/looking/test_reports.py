@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hubplugin import Bank
 from hubplugin.jobs.results import doubt_clicks
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.results import (
+    COMPARED,
     Bar,
     Hub,
-    Misled,
+    Outcome,
     Page,
     Result,
     Row,
@@ -24,6 +26,7 @@ from hubplugin.results import (
     describe_changes,
     list_hubs,
 )
+from hubplugin_qdrant import HubQdrantClient
 from tests.commands import STORE, typed
 from tests.galleries import flat_index, unit
 
@@ -116,11 +119,11 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
         "not asked": side(0.4, 0.6, 0.1, 0.3),
         "by chance": side(0.54, 0.49, -0.11, 0.01),
         "not measured": None,
-        "neither": [None, None],
-        "skewness": [1.5, 0.2],
+        "skewness": (1.5, 0.2),
     }
     chart = {"raw": {0: 3, 7: 1}}
-    section = compare("Changes", measures, chart=chart, note="of 100 queries")
+    rows = compare(measures)
+    section = Section("Changes", (), rows, COMPARED, chart, "of 100 queries")
     page = Page("it does harm", -1, "100 targets", [section])
     said = Said(page)
     text = str(said)
@@ -128,7 +131,6 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
     words = [line.split()[-1] for line in text.splitlines() if "(" in line][1:]
     assert words == ["worse", "better", "same"]
     assert "not measured" not in text
-    assert "neither" not in text
     assert re.search(r"skewness +1\.50 +0\.20$", text, re.MULTILINE)
     assert "of 100 queries" in text
     assert "\x1b" not in text
@@ -148,7 +150,7 @@ def test_bad_news_have_a_word_and_a_colour_as_good_ones_do_and_chance_has_neithe
 
 def test_stored_texts_show_nothing_but_themselves(tmp_path):
     evil = "a\x1b[31m\u202eb<script>\u2066"
-    hubs = [Hub(1, evil, {"raw": 3}, [Misled(evil, evil)])]
+    hubs = [Hub(1, evil, {"raw": 3}, [Outcome(evil, evil, True)])]
     page = Page(evil, sections=[list_hubs(hubs, 10)])
     lines = Section(evil, [evil], note=evil)
     steps = [Step(evil, text=evil)]
@@ -171,7 +173,7 @@ def test_hubs_that_a_correction_makes_are_listed_with_all_their_bars():
 
 def test_a_long_name_is_cut_and_what_it_opens_to_is_whole(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    misled = Misled("q" * 70, "a" * 60)
+    misled = Outcome("q" * 70, "a" * 60, False)
     hubs = [Hub(1, "n" * 90, {"raw": 5, "corrected": 2}, [misled])]
     text = str(Said(Page("x", sections=[list_hubs(hubs, 10)])))
     lines = text.splitlines()
@@ -189,19 +191,27 @@ def test_pictures_of_targets_are_small_and_lie_in_their_folder(tmp_path):
     (folder / "broken.jpg").write_text("no picture")
     names = ["sea.jpg", "../secret.jpg", "broken.jpg", "https://x/sea.jpg"]
     rows = [Row((name, Bar("1", 1.0)), image=name) for name in names]
-    page = Page("x", sections=[Section("Hubs", (), rows, ("", "raw"))])
+    page = Page("x", sections=[Section("Hubs", (), rows, ("raw",))])
     shown = written(page, tmp_path / "page.html", images=folder)
     (picture,) = [each for each in references_of(shown) if each.startswith("data:")]
     assert len(picture) < 3000
 
 
+def test_banks_and_clients_print_in_one_line(tmp_path):
+    bank = Bank(np.ones((1200, 3)), ["a"] * 1200)
+    assert repr(bank) == "<Bank: queries 1,200 x 3, answers 1,200>"
+    assert repr(Bank("q.npy")) == "<Bank: queries q.npy, answers none>"
+    client = HubQdrantClient(url="http://key:secret@here:6333", timeout=1)
+    assert repr(client).startswith("<HubQdrantClient: http://")
+    assert "secret" not in repr(client)
+
+
 def test_what_changes_is_told_as_a_user_would_say_it():
     right = side(0.536, 0.566, 0.01, 0.05)
     told = describe_changes((97 / 2500, 60 / 2500), 2500, right)
-    for part in ("falls from 97 to 60 of 2,500 queries", "53.6% to 56.6%", "+1.0"):
+    for part in ("from 97 to 60 of 2,500 queries", "53.6% to 56.6%", "+1.0"):
         assert part in told
-    assert "rises from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
-    assert "stays at 1 of 100" in describe_changes((0.01, 0.01), 100, None)
+    assert "from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
 
 
 def test_clicks_that_look_wrong_are_said_to_be_so():

@@ -41,7 +41,7 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
     assert Path("photos.faiss").read_bytes() == before
     assert sorted(os.listdir()) == ["bank.npy", "photos.faiss"]
     applied = typed(*applying).splitlines()[0]
-    assert "Applied; on held-out bank queries the worst hub falls from 97 to" in applied
+    assert "Applied; on held-out bank queries the worst hub goes from 97 to" in applied
     inspected = unwrapped(typed("inspect", STORE))
     assert "0 targets without an offset" in inspected
     assert "0 had no offset and 0 another one" in typed("refresh", STORE)

@@ -52,4 +52,4 @@ def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(
     raw, corrected = map(float, shares[-1])
     assert corrected > raw + 0.5
     assert "would help" in run.stdout
-    assert "It helps; " in run.stdout
+    assert "The correction helps; " in run.stdout
