@@ -364,12 +364,15 @@ def measure_all(args: argparse.Namespace) -> None:
             except HubpluginError as error:  # no answers, or too few
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            np.savez_compressed(args.figures / name, **figures)  # type: ignore[arg-type]
+            # A run that is stopped leaves no half of a file under this name.
+            half = args.figures / "half.npz"
+            np.savez_compressed(half, **figures)  # type: ignore[arg-type]
+            half.replace(args.figures / name)
             print(name, file=sys.stderr, flush=True)
 
 
 def read_all(args: argparse.Namespace) -> Iterator[Draw]:
-    for file in sorted(args.figures.glob("*.npz")):
+    for file in sorted(args.figures.glob("*@*.npz")):
         setting = file.stem.partition("@")[0]
         if any(word in setting for word in args.only):
             yield Draw(setting, dict(np.load(file)))
