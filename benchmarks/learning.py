@@ -1,7 +1,8 @@
 """What learning brings over the raw search, and which rule chooses best what is learned.
 
     python -m benchmarks.learning --figures FOLDER [--data FOLDER] [--only WORD ...]
-                                  [--draws 2] [--write docs/learning.md]
+                                  [--draws 2] [--forecasts 0] [--time]
+                                  [--write docs/learning.md]
 
 Settings are those of benchmarks/bank_settings.py that know at least 50 answers, and a
 log in which ten targets have half of the clicks. By default --data is shared/data beside
@@ -16,6 +17,10 @@ others    the same with other constants, or without one of the steps
 
 Each kind of data judges the rule that was chosen on all others. Tables go into `--write`
 and docs/measurements/learning.md, and are kept in benchmarks/results/learning.json.
+
+--forecasts adds cheap draws of small settings, in which only the chosen map is fitted,
+to see how often a change lies in the interval that was forecast. --time prints what a
+fit to 5,000 pairs takes, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +28,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,12 +43,19 @@ import numpy as np
 import torch
 
 import hubplugin
-from benchmarks.bank_settings import Family, Setting, further, seventeen, wordings_log
+from benchmarks.bank_settings import (
+    Family,
+    Setting,
+    files,
+    further,
+    seventeen,
+    wordings_log,
+)
 from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin import learning
 from hubplugin.bank import PreparedBank, own_share
 from hubplugin.errors import HubpluginError
-from hubplugin.measures.significance import Side
+from hubplugin.measures.significance import Figure
 from hubplugin.methods.blend import Blend
 from hubplugin.validation import Margins, cross_validate
 
@@ -63,6 +76,15 @@ KINDS = {
 """The kind of data by a word in the name of a setting."""
 
 MEASURES = "R@1", "R@10", "nDCG@10"
+
+SMALL = "of 100", "of 300", "of 400", "bank 200", "bank 400", "bank 500", "ten", "coco"
+"""Words in the names of the settings for cheap forecasts."""
+
+FURTHER_SEEDS = 100
+"""The seed of the first cheap draw; all others have lower seeds."""
+
+TIMED = 5_000
+"""The number of pairs and of targets of the fit that is timed."""
 
 
 def ten_hot(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
@@ -165,7 +187,11 @@ def list_fits() -> list[learning.MapFit]:
     return [*base.variants, *white.variants]
 
 
-@dataclass(frozen=True)
+def kind_of(setting: str) -> str:
+    return next(kind for word, kind in KINDS.items() if word in setting)
+
+
+@dataclass(frozen=True, eq=False)
 class Draw:
     """The figures of one draw of a setting."""
 
@@ -174,7 +200,7 @@ class Draw:
 
     @property
     def kind(self) -> str:
-        return next(kind for word, kind in KINDS.items() if word in self.setting)
+        return kind_of(self.setting)
 
     @property
     def apart(self) -> bool:
@@ -187,7 +213,7 @@ class Draw:
             what, _, side = name.partition(" ")
             if what == "margins":
                 right = self.figures[f"right {side}"].astype(np.float64)
-                hits = np.zeros((*right.shape, 1), np.int64)
+                hits = np.zeros((*right.shape, 0), np.int64)
                 wide = margins.astype(np.float64)
                 sides[side] = Margins(0, hits, wide, right)
         return sides
@@ -216,7 +242,7 @@ def learn(draw: Draw, without: str = "", **constants: float) -> int:
     """Choose as `hubplugin.learning` does, with other `constants`, or without a step."""
     may = [
         fit.may_be_chosen(draw.apart, False)
-        and (fit.apart_from != without or not fit.strength)
+        and (fit.negatives != without or not fit.strength)
         for fit in FITS
     ]
     tau = float(draw.figures["tau"])
@@ -243,10 +269,15 @@ Gains: TypeAlias = dict[tuple[str, str], np.ndarray]
 """The changes over the raw search by setting and test: [draws, 3]."""
 
 
+@cache
+def chosen_by(rule: Rule, draw: Draw) -> int:
+    return rule(draw)
+
+
 def gains_of(rule: Rule, draws: list[Draw]) -> Gains:
     found = defaultdict[tuple[str, str], list[np.ndarray]](list)
     for draw in draws:
-        number = rule(draw)
+        number = chosen_by(rule, draw)
         for test, measures in draw.tests.items():
             change = measures[:, number] - measures[:, learning.RAW]
             found[draw.setting, test].append(change)
@@ -327,73 +358,160 @@ def over_kinds(draws: list[Draw]) -> str:
     return markdown(head, lines)
 
 
-def forecasts(draws: list[Draw]) -> str:
-    """Return how often the change of R@1 lay in the interval that was forecast."""
-    inside, bias = [], []
-    for draw in draws:
-        number = RULES["learn"](draw)
-        for test, measures in draw.tests.items():
-            tried = draw.sides.get("asked" if test == "asked" else "other")
-            if tried is None:
-                continue
-            assert tried.right is not None
-            right = tried.right[[learning.RAW, number]]
-            change = learning.widen(Side.of(right[0], right[1], "pairs")).change
+@dataclass(frozen=True)
+class Forecast:
+    """A change of R@1 that held-out pairs forecast, and the change of the test."""
+
+    kind: str
+    change: Figure
+    came: float
+
+    @property
+    def holds(self) -> bool:
+        return self.change.low <= self.came <= self.change.high
+
+
+def forecasts_of(draw: Draw) -> Iterator[Forecast]:
+    """Yield what `learn` forecasts for the tests of a draw."""
+    number = chosen_by(learn, draw)
+    for test, measures in draw.tests.items():
+        tried = draw.sides.get("asked" if test == "asked" else "other")
+        if tried is not None:
+            change = learning.forecast(tried, number, "pairs").change
             came = (measures[0, number] - measures[0, learning.RAW]) / 100
-            inside.append(change.low <= came <= change.high)
-            bias.append(100 * (change.value - came))
+            yield Forecast(draw.kind, change, came)
+
+
+def forecast_draw(setting: Setting, bank: PreparedBank) -> np.ndarray:
+    """Return low, value and high of each forecast, and what came: [tests, 4]."""
+    lesson = learning.learn_query_map(Blend(), learning.Teachers(bank))
+    scores = ranker(lesson.model, setting.targets)
+    rows = []
+    for test, (queries, truth) in setting.tests.items():
+        side = lesson.asked if test == "asked" else lesson.other
+        if side is not None:
+            before = (rank(queries @ setting.targets.T, truth) == 1).mean()
+            after = (rank(scores(queries), truth) == 1).mean()
+            change = side.change
+            rows.append([change.low, change.value, change.high, after - before])
+    return np.array(rows)
+
+
+def by_forecast(made: list[Forecast]) -> str:
+    """Return how often changes lay in the interval that was forecast, by kind of data."""
+    by_kind = {
+        kind: [each for each in made if each.kind == kind] for kind in KINDS.values()
+    }
+    lines = []
+    for kind, group in {**by_kind, "all": made}.items():
+        if group:
+            too_bright = [each.change.value - each.came for each in group]
+            width = [each.change.high - each.change.low for each in group]
+            inside = np.mean([each.holds for each in group])
+            cells = [f"{inside:.1%}", f"{100 * np.mean(too_bright):+.2f}"]
+            half = f"±{50 * np.mean(width):.1f}"
+            lines.append([kind, str(len(group)), *cells, half])
+    head = ["kind of data", "forecasts", "inside", "too bright by", "mean interval"]
+    return markdown(head, lines)
+
+
+def time_fits(data: Path) -> str:
+    """Return what fits to `TIMED` pairs in as many targets take, the best of three."""
+    names = "bank_queries", "bank_targets", "test_targets"
+    queries, answers, targets = files(data / "code_search", *names)
+    bank = hubplugin.Bank(queries[:TIMED], answers[:TIMED])
+    seconds = {}
+    for learn in (False, True):
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            fit_quietly(targets[:TIMED], bank, learn)
+            taken.append(time.process_time() - start)
+        seconds[learn] = min(taken)
     return (
-        f"{len(inside)} forecasts, {np.mean(inside):.1%} inside their 95 % interval, too "
-        f"bright by {np.mean(bias):.2f} points"
+        f"{TIMED:,} pairs, {len(targets[:TIMED]):,} targets, {targets.shape[1]} "
+        f"dimensions, seconds of one core: default {seconds[False]:.1f}, learn "
+        f"{seconds[True]:.1f} ({seconds[True] / seconds[False]:.0f} times as long)"
     )
 
 
 def measure_all(args: argparse.Namespace) -> None:
-    """Measure what `args.figures` lacks."""
+    """Measure the draws that `args.figures` lacks, then the cheap ones."""
     for seed in range(args.draws):
         for family in families(args.data):
-            wanted = any(word in family.name for word in args.only)
-            if not wanted or seed >= family.splits or not family.source.is_dir():
-                continue
-            setting = family.draw(seed)
-            name = f"{family.name.replace('/', '_')}@{seed}.npz"
-            if (args.figures / name).exists():
-                continue
-            try:
-                figures = measure(setting, prepare(setting))
-            except HubpluginError as error:  # no answers, or too few
-                print(f"{name}: {error}", file=sys.stderr)
-                continue
-            np.savez_compressed(args.figures / name, **figures)  # type: ignore[arg-type]
-            print(name, file=sys.stderr, flush=True)
+            if seed < family.splits:
+                measure_draw(args, family, seed)
+    for seed in range(FURTHER_SEEDS, FURTHER_SEEDS + args.forecasts):
+        for family in families(args.data):
+            if any(word in family.name for word in SMALL):
+                measure_draw(args, family, seed)
 
 
-def read_all(args: argparse.Namespace) -> Iterator[Draw]:
-    for file in sorted(args.figures.glob("*.npz")):
+def measure_draw(args: argparse.Namespace, family: Family, seed: int) -> None:
+    """Keep the figures of a draw in `args.figures`, unless they are there."""
+    wanted = any(word in family.name for word in args.only)
+    file = args.figures / f"{family.name.replace('/', '_')}@{seed}.npz"
+    if file.exists() or not wanted or not family.source.is_dir():
+        return
+    setting = family.draw(seed)
+    try:
+        bank = prepare(setting)
+        if seed < FURTHER_SEEDS:
+            figures = measure(setting, bank)
+        else:
+            figures = {"forecasts": forecast_draw(setting, bank)}
+    except HubpluginError as error:  # no answers, or too few
+        print(f"{file.name}: {error}", file=sys.stderr)
+        return
+    # A run that is stopped leaves no half of a file under this name.
+    half = args.figures / "half.npz"
+    np.savez_compressed(half, **figures)  # type: ignore[arg-type]
+    half.replace(file)
+    print(file.name, file=sys.stderr, flush=True)
+
+
+def read_all(args: argparse.Namespace) -> tuple[list[Draw], list[Forecast]]:
+    """Return all draws, and the forecasts of the cheap ones."""
+    draws, cheap = list[Draw](), list[Forecast]()
+    for file in sorted(args.figures.glob("*@*.npz")):
         setting = file.stem.partition("@")[0]
-        if any(word in setting for word in args.only):
-            yield Draw(setting, dict(np.load(file)))
+        if not any(word in setting for word in args.only):
+            continue
+        figures = dict(np.load(file))
+        if "forecasts" not in figures:
+            draws.append(Draw(setting, figures))
+            continue
+        for low, value, high, came in figures["forecasts"]:
+            change = Figure(value, low, high)
+            cheap.append(Forecast(kind_of(setting), change, came))
+    return draws, cheap
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--figures", type=Path, required=True, help="where they are kept"
+        "--figures", type=Path, default=Path("figures"), help="where they are kept"
     )
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data")
     parser.add_argument("--only", nargs="*", default=[""], help="words of names")
     parser.add_argument("--draws", type=int, default=2, help="draws a setting")
+    parser.add_argument("--forecasts", type=int, default=0, help="cheap draws")
+    parser.add_argument("--time", action="store_true", help="time a fit instead")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.time:
+        print(f"{time_fits(args.data)}\n{machine(1)}")
+        return
     args.figures.mkdir(parents=True, exist_ok=True)
     measure_all(args)
-    draws = list(read_all(args))
+    draws, cheap = read_all(args)
+    made = [each for draw in draws for each in forecasts_of(draw)]
     tables = {
         "settings": by_setting(draws),
         "kinds": over_kinds(draws),
         "rules": summarise(draws, RULES | OTHERS),
-        "forecasts": forecasts(draws),
+        "forecasts": by_forecast(made + cheap),
     }
     for name, table in tables.items():
         print(f"\n{name}\n{table}")
@@ -402,7 +520,7 @@ def main() -> None:
     if args.write:
         write_table(args.write, "learning", summarise(draws, RULES))
         page = args.write.parent / "measurements" / "learning.md"
-        for name in ("settings", "kinds", "rules"):
+        for name in ("settings", "kinds", "rules", "forecasts"):
             write_table(page, f"learning, {name}", tables[name])
 
 

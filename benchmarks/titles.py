@@ -1,17 +1,19 @@
 """Can pairs that every collection has teach a query map? Titles and names as queries of their own documents.
 
-    python -m benchmarks.titles [--data FOLDER] [--only WORD ...] [--documents 4000] [--splits 3]
-                                [--write docs/titles.md]
+    python -m benchmarks.titles [--data FOLDER] [--only WORD ...] [--documents 4000]
+                                [--splits 3] [--kept FILE] [--write docs/titles.md]
 
-Of each kind half of the documents are tested, by real queries in another style than the titles. Of the other half there
-are a log, 500 real queries without answers, and 100 judged ones. Figures are changes of R@1 in points, means of all
-splits with their standard error, and of R@10; 0 where the titles are refused:
+In each kind of data, real queries in another style than the titles ask for half of the
+documents. The log has 500 real queries for the other half, one for each document. If
+there are other wordings of these, they are a second test, "asked again". Figures are
+changes of R@1 in points, means of all draws with their standard error, and of R@10; 0
+where the titles are refused:
 
-default   over raw: offsets, fitted on the log
+default   over raw: offsets, fitted on the log without its answers
 titles    over the default: fit(..., learn=Bank(titles, rows)), all titles
 half      the same, by the titles of documents that are not tested
-judged    all titles, and the judged choose: as answers of the bank
-clicks    fit(..., learn=True) by the answers of the log, to compare with
+clicks    fit(..., learn=True) by the answers of the log
+both      the answers of the log and all titles
 
 FOLDER is that of benchmarks/learning.py, and may hold further kinds: folders with titles.npy, targets.npy, queries.npy
 and truth.npy, row i of titles being the title of row i of targets. Names of functions are embedded by the package
@@ -24,6 +26,7 @@ import argparse
 import json
 import re
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,15 +38,18 @@ import torch
 
 import hubplugin
 from benchmarks.bank_settings import files
-from benchmarks.learning import fit_quietly, ranker
+from benchmarks.learning import Ranker, fit_quietly, ranker
 from benchmarks.settings import recalls
 from benchmarks.tables import EXAMPLES, SHARED, markdown, pairs, write_table
 from hubplugin.bank import own_share
 from hubplugin.errors import CorrectionRefused
 
-DOCUMENTS, LOG, JUDGED, TESTED = 4_000, 500, 100, 1_500
+DOCUMENTS, LOG, TESTED = 4_000, 500, 1_500
 
-COLUMNS = ("default", "titles", "half", "judged", "clicks")
+COLUMNS = ("default", "titles", "half", "clicks", "both")
+
+FEWEST = 100
+"""The fewest other wordings of logged queries to test."""
 
 Recalls = dict[str, tuple[float, float]]
 """R@1 and R@10 in percent, by column."""
@@ -150,46 +156,50 @@ def describe(kind: Kind, documents: int) -> str:
     return f"{found:.0%} of the titles are found by the raw search, own share of titles and queries {apart:.2f}"
 
 
-def measure(kind: Kind, documents: int, seed: int) -> Recalls:
+def measure(kind: Kind, documents: int, seed: int) -> dict[str, Recalls]:
+    """Return the figures of one draw by test: "", and "asked again" if there is one."""
     rng = np.random.default_rng(seed)
     kind = kind.draw(rng, documents)
     half = rng.permutation(np.unique(kind.truth))
     is_tested = np.isin(np.arange(len(kind.documents)), half[: len(half) // 2])
     rest = rng.permutation(np.flatnonzero(~is_tested[kind.truth]))
-    rest = rng.permutation(
-        rest[np.unique(kind.truth[rest], return_index=True)[1]]
-    )  # one query a document
-    judged, log = rest[:JUDGED], rest[JUDGED : JUDGED + LOG]
-    test = rng.permutation(np.flatnonzero(is_tested[kind.truth]))[:TESTED]
-    queries, truth = kind.queries[test], kind.truth[test]
-
-    def recalls_of(bank: Any, learn: Any, **parameters: Any) -> tuple[float, float]:
-        try:
-            model = fit_quietly(kind.documents, bank, learn, **parameters)
-        except CorrectionRefused as refusal:
-            print(refusal, file=sys.stderr)
-            model = fit_quietly(kind.documents, bank, learn=False)
-        return recalls(torch.from_numpy(ranker(model, kind.documents)(queries)), truth)
+    one_each = rest[np.unique(kind.truth[rest], return_index=True)[1]]
+    log = rng.permutation(one_each)[:LOG]
+    tests = {"": rng.permutation(np.flatnonzero(is_tested[kind.truth]))[:TESTED]}
+    again = rest[np.isin(kind.truth[rest], kind.truth[log]) & ~np.isin(rest, log)]
+    if len(again) >= FEWEST:
+        tests["asked again"] = again[:TESTED]
 
     rows = kind.queries[log]
-    titles, others = (
-        hubplugin.Bank(kind.titles[chosen], kind.titled[chosen], name="titles")
-        for chosen in (slice(None), ~is_tested[kind.titled])
-    )
-    return {
-        "raw": recalls(torch.from_numpy(queries @ kind.documents.T), truth),
-        "default": recalls_of(rows, learn=False),
-        "titles": recalls_of(rows, learn=titles),
-        "half": recalls_of(rows, learn=others),
-        "judged": recalls_of(
-            hubplugin.Bank(
-                np.concatenate([rows, kind.queries[judged]]),
-                np.concatenate([np.full(len(rows), -1), kind.truth[judged]]),
-            ),
-            learn=titles,
-        ),
-        "clicks": recalls_of(hubplugin.Bank(rows, kind.truth[log]), learn=True),
+    clicked = hubplugin.Bank(rows, kind.truth[log])
+    titles = hubplugin.Bank(kind.titles, kind.titled, name="titles")
+    is_other = ~is_tested[kind.titled]
+    others = hubplugin.Bank(kind.titles[is_other], kind.titled[is_other], name="titles")
+    rankers = {
+        "raw": lambda queries: queries @ kind.documents.T,
+        "default": fit_or_default(kind.documents, rows, False),
+        "titles": fit_or_default(kind.documents, rows, titles),
+        "half": fit_or_default(kind.documents, rows, others),
+        "clicks": fit_or_default(kind.documents, clicked, True),
+        "both": fit_or_default(kind.documents, clicked, titles),
     }
+    found: dict[str, Recalls] = {}
+    for name, test in tests.items():
+        found[name] = {}
+        for column, rank in rankers.items():
+            scores = torch.from_numpy(rank(kind.queries[test]))
+            found[name][column] = recalls(scores, kind.truth[test])
+    return found
+
+
+def fit_or_default(documents: np.ndarray, bank: Any, learn: Any) -> Ranker:
+    """Return what a fit ranks by; the default if the pairs are refused."""
+    try:
+        model = fit_quietly(documents, bank, learn)
+    except CorrectionRefused as refusal:
+        print(refusal, file=sys.stderr)
+        model = fit_quietly(documents, bank, learn=False)
+    return ranker(model, documents)
 
 
 def changes(draws: list[Recalls], column: str, at: int) -> np.ndarray:
@@ -238,16 +248,31 @@ def main() -> None:
         "--documents", type=int, default=DOCUMENTS, help="documents a kind, at most"
     )
     parser.add_argument("--splits", type=int, default=3, help="draws a kind")
+    parser.add_argument("--kept", type=Path, help="file that keeps finished draws")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    kept: dict[str, dict[str, Recalls]] = {}
+    if args.kept and args.kept.exists():
+        kept = json.loads(args.kept.read_text())
     rows: dict[str, list[Recalls]] = defaultdict(list)
-    for name, kind in kinds(args.data):
-        if not any(word in name for word in args.only):
-            continue
-        rows[name] = [
-            measure(kind, args.documents, seed) for seed in range(args.splits)
-        ]
+    chosen = [
+        (name, kind)
+        for name, kind in kinds(args.data)
+        if any(word in name for word in args.only)
+    ]
+    for seed in range(args.splits):
+        for name, kind in chosen:
+            key = f"{name}@{seed}"
+            if key not in kept:
+                start = time.perf_counter()
+                kept[key] = measure(kind, args.documents, seed)
+                if args.kept:
+                    args.kept.write_text(json.dumps(kept))
+                print(f"{key}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            for test, found in kept[key].items():
+                rows[f"{name}, {test}" if test else name].append(found)
+    for name, kind in chosen:
         print(f"{name}: {describe(kind, args.documents)}", flush=True)
     print(table(rows))
     if args.write:

@@ -32,7 +32,6 @@ from hubplugin.validation import (
     Fold,
     Margins,
     OffsetsAndMap,
-    answers_of,
     change_of,
     cross_validate,
     folds_within,
@@ -60,11 +59,11 @@ With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 STEPS = {
     "asked": (0.0, 0.5, 1.0, 2.0),
     "gallery": (0.5, 1.0, 2.0),
-    "answer": (0.5, 1.0),
+    "none": (0.5, 1.0),
 }
-"""The strengths of a map to try, by the targets that it tells an answer from: "asked",
-the other targets that were asked for; "gallery", these and a sample of the gallery;
-"answer", none, so that the map moves a query to its answer."""
+"""The strengths of a map to try, by its negatives, the targets that it tells an answer
+from: "asked", all targets that were asked for; "gallery", these and a sample of the
+gallery; "none", so that the map moves a query to its answer."""
 
 SHARES = 1.0, 0.5, 0.0
 """The shares of the offsets to try with each map."""
@@ -77,8 +76,8 @@ Candidate 0 is the offsets alone."""
 OTHERS = 1_500
 """The number of targets in the sample of the gallery, see "gallery" in `STEPS`."""
 
-FOLDS, PROBES = 3, 1_500
-"""The folds of each side, and the pairs that all folds of a side hold out in total."""
+FOLDS, PROBES = 3, 500
+"""The number of folds of each side, and the most pairs that one fold holds out."""
 
 SOFTNESS = 0.4
 """The softness of R@1: a query is right by sigmoid(margin / (SOFTNESS tau))."""
@@ -120,69 +119,40 @@ Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """The queries, the place of each query's target, and the targets; see `pairs_of`."""
 
 
-def distinct_pairs(bank: PreparedBank) -> np.ndarray:
-    """Return a bank row for each distinct (query, answer) pair, [m] in ascending order.
+def read_learn(
+    learn: object,
+    method: str,
+    metric: Metric | str,
+    targets: object,
+    executor: object = None,
+) -> bool | Bank:
+    """Return `learn` as False, True or a bank of pairs.
 
-    It is the first row of equal pairs. Without known answers, there are none.
+    Raises InputError for any other value. Unless it is False, also raises InputError
+    for arguments with which a map was never measured or could not be applied.
     """
-    answers = bank.known_answers
-    if answers is None:
-        return np.empty(0, np.int64)
-    known = np.flatnonzero(answers >= 0)
-    pairs = np.stack([bank.same[known], answers[known]], axis=1)
-    _, first = np.unique(pairs, axis=0, return_index=True)
-    return np.sort(known[first])
-
-
-def has_enough(bank: PreparedBank, rows: np.ndarray) -> bool:
-    """Return True if the pairs in `rows` [m] of a bank are enough to learn from."""
-    if len(rows) < FEWEST_PAIRS:
-        return False
-    return len(np.unique(bank.require_answers()[rows])) >= FEWEST_TARGETS
-
-
-def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
-    """Return the rows [m] of a bank's distinct pairs, if they are enough to learn from.
-
-    Args:
-        bank: The bank.
-        name: The name of the bank in error messages.
-
-    Raises:
-        InputError: The bank has no known answers, or too few.
-        CorrectionRefused: The answers do not belong to the queries.
-    """
-    bank.require_answers()
-    rows = distinct_pairs(bank)
-    pairs = pairs_of(bank, rows)
-    if not has_enough(bank, rows):
+    if not isinstance(learn, (bool, Bank)):
+        got = type(learn).__name__
         raise InputError(
-            f"{name} has {len(rows)} different pairs of {len(pairs[2])} targets; "
-            f"learn=True needs {FEWEST_PAIRS} pairs of {FEWEST_TARGETS} targets: collect "
-            "more, or leave ",
             Parameter("learn"),
-            " out",
+            f": expected True, False, or pairs as Bank(titles, ids), got {got}",
         )
-    nearer = share_nearer(pairs)
-    if nearer < NEARER:
-        raise CorrectionRefused(
-            f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
-            f"these are nearer to their own than to another's ({NEARER:.0%} is needed, "
-            "50% is chance); nothing was changed: pass answers from this gallery, and "
-            "queries embedded with the gallery's model"
-        )
-    return rows
-
-
-def share_nearer(pairs: Pairs) -> float:
-    """Return the share of queries nearer to their own answer than to another answer."""
-    queries, answer, targets = pairs
-    # Compare each answer with another target at random.
-    shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
-    other = (answer + shift) % len(targets)
-    lead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    # If both targets are equally near, count one half.
-    return float(np.heaviside(lead, 0.5).mean())
+    if learn is False:
+        return False
+    unsupported = {
+        "method": method != "blend",
+        "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
+        "targets": targets is None,
+        "executor": executor is not None,
+    }
+    for name, is_unsupported in unsupported.items():
+        if is_unsupported:
+            raise InputError(
+                "learning needs the default method, an inner product, a gallery and no "
+                "executor: change ",
+                Parameter(name),
+            )
+    return learn
 
 
 @dataclass(frozen=True)
@@ -234,36 +204,13 @@ class Teachers:
             )
         return cls(prepared, pairs)
 
-    @cached_property
-    def together(self) -> PreparedBank:
-        """All queries in one bank: first the bank, then the pairs."""
-        if self.pairs is None:
-            return self.bank
-        return self.bank.with_pairs(self.pairs)
-
-    def find_teaching(self) -> np.ndarray:
-        """Return the rows of `together` that teach.
-
-        Raises the same errors as `find_pairs`, for the bank or for the pairs.
-        """
-        if self.pairs is None:
-            return find_pairs(self.bank)
-        bank_rows = distinct_pairs(self.bank)
-        if len(bank_rows):
-            find_pairs(self.bank)
-        pair_rows = distinct_pairs(self.pairs)
-        # With a bank that has answers, few pairs are enough: `against` drops some.
-        if not len(bank_rows) or has_enough(self.pairs, pair_rows):
-            find_pairs(self.pairs, "the bank of pairs")
-        return np.concatenate([bank_rows, len(self.bank.query_bank) + pair_rows])
-
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all clicked targets, before `against` turns them into rows."""
-        banks = [self.bank] if self.pairs is None else [self.bank, self.pairs]
-        known = [
-            bank.clicks.astype(object) for bank in banks if bank.clicks is not None
-        ]
+        known = []
+        for bank in (self.bank, self.pairs):
+            if bank is not None and bank.clicks is not None:
+                known.append(bank.clicks.astype(object))
         return np.concatenate(known) if known else None
 
     def against(
@@ -285,164 +232,152 @@ class Teachers:
         bank = self.bank.against(targets, ids)
         if self.pairs is None:
             return Teachers(bank)
-        pairs = self.pairs.against(targets, ids)
-        bank_rows = distinct_pairs(bank)
-        if not has_enough(bank, bank_rows):
+        if not has_enough(bank):
             bank = replace(bank, clicks=None)
-            bank_rows = bank_rows[:0]
-        pair_rows = distinct_pairs(pairs)
-        in_bank = bank.query_bank[bank_rows]
-        queries = np.concatenate([in_bank, pairs.query_bank[pair_rows]])
+        known = bank.query_bank[distinct_pairs(bank)]
+        pairs = self.pairs.against(targets, ids)
+        rows = distinct_pairs(pairs)
+        queries = np.concatenate([known, pairs.query_bank[rows]])
         # The first row that equals a known query lies among those of the bank.
-        is_new = number_rows(queries)[len(in_bank) :] >= len(in_bank)
-        return Teachers(bank, pairs.take(pair_rows[is_new]))
+        is_new = number_rows(queries)[len(known) :] >= len(known)
+        return Teachers(bank, pairs.take(rows[is_new]))
+
+    @property
+    def unasked(self) -> bool:
+        """True if the pairs must choose the map, since the bank has no answers."""
+        return self.pairs is not None and self.bank.clicks is None
+
+    @cached_property
+    def together(self) -> PreparedBank:
+        """All queries in one bank: first the bank, then the pairs."""
+        if self.pairs is None:
+            return self.bank
+        return self.bank.with_pairs(self.pairs)
+
+    def find_teaching(self) -> np.ndarray:
+        """Return the rows of `together` that teach.
+
+        Raises the same errors as `find_pairs`, for the bank or for the pairs.
+        """
+        rows = distinct_pairs(self.bank)
+        if not self.unasked:
+            find_pairs(self.bank)
+        if self.pairs is None:
+            return rows
+        added = distinct_pairs(self.pairs)
+        # With a bank that has answers, few pairs are enough: `against` drops some.
+        if self.unasked or has_enough(self.pairs):
+            find_pairs(self.pairs, "the bank of pairs")
+        return np.concatenate([rows, len(self.bank.query_bank) + added])
 
 
-@dataclass(frozen=True)
-class MapFit:
-    """A way to fit offsets and a map together, callable as a `Candidate`.
+def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
+    """Return the rows [m] of a bank's distinct pairs, if they are enough to learn from.
 
-    method, share: The method of the offsets, and the share of its strength to use.
-    strength, tau, whitening: The parameters of the map.
-    apart_from: The targets that the map tells answers from, a key of `STEPS`.
-    others: A sample of the gallery [o, d], for "gallery".
-    pairs: Pairs that teach in addition to those of a fold.
-    below: Only rows of `Teachers.together` below this number teach the map.
+    Args:
+        bank: The bank.
+        name: The name of the bank in error messages.
+
+    Raises:
+        InputError: The bank has no known answers, or too few.
+        CorrectionRefused: The answers do not belong to the queries.
     """
-
-    method: Blend
-    strength: float
-    tau: float
-    others: np.ndarray
-    whitening: np.ndarray | None = None
-    share: float = 1.0
-    apart_from: str = "asked"
-    pairs: PreparedBank | None = None
-    below: float = np.inf
-
-    def whiten(self, queries: np.ndarray) -> np.ndarray:
-        return queries if self.whitening is None else queries @ self.whitening.T
-
-    @property
-    def maps(self) -> bool:
-        """True if the map is not the identity."""
-        return bool(self.strength) or self.whitening is not None
-
-    def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
-        """Return the map (I + s W) Z, or None if it is the identity.
-
-        Args:
-            w: W [d, d]. s is the strength, and Z is the whitening.
-            pairs: The number of pairs that taught W.
-        """
-        if not self.maps:
-            return None
-        eye = np.eye(len(w), dtype=np.float32)
-        z = eye if self.whitening is None else self.whitening
-        step = (eye + np.float32(self.strength) * w) @ z - eye
-        return QueryMap(step, self.strength, pairs, self.whitening is not None)
-
-    def solve(self, pairs: Pairs) -> np.ndarray:
-        """Return the matrix W [d, d] that `pairs` teach, see `solve_map`."""
-        queries, answer, targets = pairs
-        seen: np.ndarray | None = targets
-        if self.apart_from == "gallery":
-            seen, _ = with_rows(targets, self.others)
-        elif self.apart_from == "answer":
-            seen = None
-        return solve_map(self.whiten(queries), targets[answer], seen, self.tau)
-
-    def learn(self, pairs: Pairs) -> QueryMap | None:
-        """Return the map that `pairs` teach, or None if it is the identity."""
-        return self.compose_map(self.solve(pairs), len(pairs[0]))
-
-    @property
-    def offsets(self) -> Method:
-        """The method with `share` of its strength."""
-        assert self.method.strength is not None, "the method is resolved"
-        strength = self.share * self.method.strength
-        return self.method.model_copy(update={"strength": strength})
-
-    def fit(self, bank: PreparedBank, query_map: QueryMap | None) -> OffsetModel:
-        """Fit the offsets for queries mapped by `query_map`.
-
-        The model stores the unmapped bank, and maps it as it maps all queries.
-        """
-        if query_map is None:
-            return self.offsets.fit(bank)
-        mapped = query_map.of_bank(bank.query_bank)
-        model = self.offsets.fit(replace(bank, query_bank=mapped))
-        terms = [
-            replace(term, bank=bank.query_bank) if term.bank is mapped else term
-            for term in model.terms
-        ]
-        return replace(
-            model,
-            terms=tuple(terms),
-            query_map=query_map,
-            bank_fingerprint=bank.fingerprint,
+    bank.require_answers()
+    rows = distinct_pairs(bank)
+    pairs = pairs_of(bank, rows)
+    if not has_enough(bank):
+        raise InputError(
+            f"{name} has {len(rows)} different pairs of {len(pairs[2])} targets; "
+            f"learn=True needs {FEWEST_PAIRS} pairs of {FEWEST_TARGETS} targets: collect "
+            "more, or leave ",
+            Parameter("learn"),
+            " out",
         )
+    nearer = share_nearer(pairs)
+    if nearer < NEARER:
+        raise CorrectionRefused(
+            f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
+            f"these are nearer to their own than to another's ({NEARER:.0%} is needed, "
+            "50% is chance); nothing was changed: pass answers from this gallery, and "
+            "queries embedded with the gallery's model"
+        )
+    return rows
 
-    @property
-    def steps(self) -> list[MapFit]:
-        """This fit with every map of `STEPS`."""
-        return [
-            replace(self, apart_from=apart_from, strength=strength)
-            for apart_from, strengths in STEPS.items()
-            for strength in strengths
-        ]
 
-    @property
-    def variants(self) -> list[MapFit]:
-        """Every map with every share of the offsets, in the order of `try_variants`."""
-        return [replace(step, share=share) for step in self.steps for share in SHARES]
+def distinct_pairs(bank: PreparedBank) -> np.ndarray:
+    """Return a bank row for each distinct (query, answer) pair, [m] in ascending order.
 
-    def try_variants(
-        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
-    ) -> list[OffsetsAndMap]:
-        """Return the offsets and the map of each of `variants`.
+    It is the first row of equal pairs. Without known answers, there are none.
+    """
+    answers = bank.known_answers
+    if answers is None:
+        return np.empty(0, np.int64)
+    known = np.flatnonzero(answers >= 0)
+    pairs = np.stack([bank.same[known], answers[known]], axis=1)
+    _, first = np.unique(pairs, axis=0, return_index=True)
+    return np.sort(known[first])
 
-        `cross_validate` calls this as a `Candidate`.
-        """
-        pairs = pairs_of(bank, teach[teach < self.below])
-        # The offsets are those of the whitened bank, whatever the step.
-        whitened = replace(train, query_bank=self.whiten(train.query_bank))
-        offsets = self.method.raw_offsets(whitened)
-        # W depends only on `apart_from`.
-        solutions = {
-            name: replace(self, apart_from=name).solve(pairs) for name in STEPS
-        }
-        tried = list[OffsetsAndMap]()
-        for step in self.steps:
-            w = solutions[step.apart_from]
-            query_map = step.compose_map(w, len(pairs[0]))
-            tried += [(share * offsets, query_map) for share in SHARES]
-        return tried
 
-    def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
-        """Return False for a variant whose losses held-out pairs would not show.
+def has_enough(bank: PreparedBank) -> bool:
+    """Return True if the distinct pairs of a bank are enough to learn from."""
+    rows = distinct_pairs(bank)
+    if len(rows) < FEWEST_PAIRS:
+        return False
+    return len(np.unique(bank.require_answers()[rows])) >= FEWEST_TARGETS
 
-        If queries and targets lie `apart`, these variants are smaller shares of the
-        offsets, and whitenings. Pairs that are `unasked`, such as titles, do not show
-        what smaller shares lose on real queries. A smaller share without a map is never
-        chosen, since nothing was learned.
-        """
-        if self.share < 1 and (apart or unasked or not self.maps):
-            return False
-        return not apart or self.whitening is None
 
-    def __call__(
-        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
-    ) -> list[OffsetsAndMap]:
-        """Return the offsets and the map that a fold teaches, as a `Candidate`."""
-        if self.pairs is not None:
-            added = len(bank.query_bank) + np.arange(len(self.pairs.query_bank))
-            bank = bank.with_pairs(self.pairs)
-            teach = np.concatenate([teach, added])
-        query_map = self.learn(pairs_of(bank, teach))
-        model = self.fit(train, query_map)
-        offsets = model.raw_offsets(train.require_targets(), train.compute)
-        return [(offsets, query_map)]
+def share_nearer(pairs: Pairs) -> float:
+    """Return the share of queries nearer to their own answer than to another answer."""
+    queries, answer, targets = pairs
+    # Compare each answer with another target at random.
+    shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
+    other = (answer + shift) % len(targets)
+    lead = (queries * (targets[answer] - targets[other])).sum(axis=1)
+    # If both targets are equally near, count one half.
+    return float(np.heaviside(lead, 0.5).mean())
+
+
+def require_able_to_choose(teachers: Teachers) -> None:
+    """Raise CorrectionRefused for pairs that cannot tell what a map gains.
+
+    Either the pairs are as far from the bank's queries as another language would be, or
+    the raw search already finds most of them.
+    """
+    bank, pairs = teachers.bank, teachers.pairs
+    assert pairs is not None
+    rng = np.random.default_rng(0)
+    apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
+    found = share_found(pairs)
+    if apart >= APART:
+        reason = (
+            f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
+            f"neighbours come from the own set ({APART:.0%} is too much), as across "
+            "languages, so they may teach a wrong map"
+        )
+    elif found >= FOUND:
+        reason = (
+            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
+            "so they cannot tell what a map gains"
+        )
+    else:
+        return
+    raise CorrectionRefused(
+        f"{reason}; nothing was changed: leave the pairs out, or pass the ",
+        Parameter("answers"),
+        " of 50 queries of the bank, which then choose",
+    )
+
+
+def share_found(pairs: PreparedBank) -> float:
+    """Return the share of a sample of `pairs` whose target comes first, raw."""
+    rows = np.random.default_rng(0).permutation(len(pairs.query_bank))[:LOOKED_AT]
+    queries, answer, targets = pairs_of(pairs, rows)
+    top = TopK(1)
+    quiet = pairs.compute.without_progress
+    search(queries, pairs.require_targets(), pairs.metric, quiet, top)
+    own = (queries * targets[answer]).sum(axis=1)
+    # A target that ties with the answer is as good.
+    return float((own >= top.scores[0, :, 0] - 1e-5).mean())
 
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
@@ -487,6 +422,7 @@ class LearnedMap:
 
     @property
     def notes(self) -> list[str]:
+        """What was learned and what it gains, and a warning about wrong clicks."""
         notes = [NOTHING]
         query_map = self.model.query_map
         if query_map is not None:
@@ -514,6 +450,9 @@ class LearnedMap:
 def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     """Fit `configuration` on a bank, with the query map that known answers teach.
 
+    Every map is first learned from one part of the pairs and tried on the rest. The one
+    that gains most there is then learned from all pairs.
+
     Args:
         configuration: The method of the offsets, `blend`.
         teachers: The banks, with their gallery. The answers of the bank choose the map
@@ -527,36 +466,38 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     """
     assert isinstance(configuration, Blend), "`read_learn` checks it"
     bank = teachers.bank
-    rows = teachers.find_teaching()
-    held = None
-    if teachers.pairs is not None and bank.clicks is not None:
-        held = distinct_pairs(bank)
-    unasked = teachers.pairs is not None and held is None
-    if unasked:
-        require_telling(teachers)
+    teaching = teachers.find_teaching()
+    if teachers.unasked:
+        require_able_to_choose(teachers)
     bases = list_bases(configuration, teachers)
+    fits = [fit for base in bases for fit in base.variants]
+    sides = {
+        side: cross_validate(
+            [base.try_variants for base in bases], teachers.together, folds
+        )
+        for side, folds in draw_sides(teachers, teaching).items()
+    }
     rng = np.random.default_rng(0)
     apart = own_share(bank.query_bank, bases[0].others, bank.compute, rng) >= APART
-    candidates = [base.try_variants for base in bases]
-    sides = {
-        side: cross_validate(candidates, teachers.together, folds)
-        for side, folds in draw_sides(teachers, rows, held).items()
-    }
-    fits = [fit for base in bases for fit in base.variants]
-    may = np.array([fit.may_be_chosen(apart, unasked) for fit in fits])
-    number = choose(sides, bases[0].tau, may, apart)
+    allowed = [fit.may_be_chosen(apart, teachers.unasked) for fit in fits]
+    number = choose(sides, bases[0].tau, np.array(allowed), apart)
+
     how = fits[number]
-    taught = pairs_of(teachers.together, rows[rows < how.below])
+    taught = pairs_of(teachers.together, teaching[teaching < how.below])
     query_map = how.learn(taught)
-    if query_map is not None:
-        mapped = replace(bank, query_bank=query_map.of_bank(bank.query_bank))
-        how = replace(how, method=configuration.resolve(mapped))
+    resolved = configuration.resolve(map_bank(bank, query_map))
+    how = replace(how, method=resolved)
     asked = None
     if "asked" in sides:
-        asked = widen(change_of(sides["asked"], RAW, number, "other wordings"))
-    other = widen(change_of(sides["other"], RAW, number, "pairs"))
-    model = how.fit(bank, query_map)
-    return LearnedMap(model, how, asked, other, unasked, share_nearer(taught))
+        asked = forecast(sides["asked"], number, "other wordings")
+    return LearnedMap(
+        model=how.fit(bank, query_map),
+        how=how,
+        asked=asked,
+        other=forecast(sides["other"], number, "pairs"),
+        unasked=teachers.unasked,
+        nearer=share_nearer(taught),
+    )
 
 
 def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
@@ -578,111 +519,217 @@ def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
         method = configuration.resolve(whitened)
         assert method.tau is not None
         bases.append(MapFit(method, 0.0, method.tau, others, z, pairs=pairs))
-    if pairs is not None and bank.clicks is not None:
+    if pairs is not None and not teachers.unasked:
         own = len(bank.query_bank)
         bases += [replace(base, pairs=None, below=own) for base in bases]
     return bases
 
 
-def require_telling(teachers: Teachers) -> None:
-    """Raise CorrectionRefused for pairs that cannot tell what a map gains.
+@dataclass(frozen=True)
+class MapFit:
+    """A way to fit offsets and a map together, callable as a `Candidate`.
 
-    Either the pairs are as far from the bank's queries as another language would be, or
-    the raw search already finds most of them.
+    method, share: The method of the offsets, and the share of its strength to use.
+    strength, tau, whitening: The parameters of the map.
+    negatives: The targets that the map tells answers from, a key of `STEPS`.
+    others: A sample of the gallery [o, d], for the negatives "gallery".
+    pairs: Pairs that teach in addition to those of a fold.
+    below: Only rows of `Teachers.together` below this number teach the map.
     """
-    bank, pairs = teachers.bank, teachers.pairs
-    assert pairs is not None
-    assert pairs.clicks is not None
-    rng = np.random.default_rng(0)
-    apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
-    rows = rng.permutation(len(pairs.clicks))[:LOOKED_AT]
-    queries = pairs.query_bank[rows]
-    top = TopK(1)
-    quiet = pairs.compute.without_progress
-    search(queries, pairs.require_targets(), pairs.metric, quiet, top)
-    own = (queries * answers_of(pairs, pairs.clicks[rows])).sum(axis=1)
-    # A target that ties with the answer is as good.
-    found = (own >= top.scores[0, :, 0] - 1e-5).mean()
-    if apart >= APART:
-        reason = (
-            f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
-            f"neighbours come from the own set ({APART:.0%} is too much), as across "
-            "languages, so they may teach a wrong map"
+
+    method: Blend
+    strength: float
+    tau: float
+    others: np.ndarray
+    whitening: np.ndarray | None = None
+    share: float = 1.0
+    negatives: str = "asked"
+    pairs: PreparedBank | None = None
+    below: float = np.inf
+
+    @property
+    def variants(self) -> list[MapFit]:
+        """Every map with every share of the offsets, in the order of `try_variants`."""
+        return [
+            replace(self, negatives=negatives, strength=strength, share=share)
+            for negatives, strengths in STEPS.items()
+            for strength in strengths
+            for share in SHARES
+        ]
+
+    def try_variants(
+        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        """Return the offsets and the map of each of `variants`.
+
+        `cross_validate` calls this as a `Candidate`.
+        """
+        pairs = pairs_of(bank, teach[teach < self.below])
+        # The offsets are those of the whitened bank, whatever the step.
+        whitened = replace(train, query_bank=self.whiten(train.query_bank))
+        offsets = self.method.raw_offsets(whitened)
+        tried = list[OffsetsAndMap]()
+        for negatives, strengths in STEPS.items():
+            w = replace(self, negatives=negatives).solve(pairs)
+            for strength in strengths:
+                step = replace(self, strength=strength)
+                query_map = step.compose_map(w, len(pairs[0]))
+                tried += [(share * offsets, query_map) for share in SHARES]
+        return tried
+
+    def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
+        """Return False for a variant whose losses held-out pairs would not show.
+
+        If queries and targets lie `apart`, these variants are smaller shares of the
+        offsets, and whitenings. Pairs that are `unasked`, such as titles, do not show
+        what smaller shares lose on real queries. A smaller share without a map is never
+        chosen, since nothing was learned.
+        """
+        if self.share < 1 and (apart or unasked or not self.maps):
+            return False
+        return not apart or self.whitening is None
+
+    @property
+    def maps(self) -> bool:
+        """True if the map is not the identity."""
+        return bool(self.strength) or self.whitening is not None
+
+    def whiten(self, queries: np.ndarray) -> np.ndarray:
+        return queries if self.whitening is None else queries @ self.whitening.T
+
+    def learn(self, pairs: Pairs) -> QueryMap | None:
+        """Return the map that `pairs` teach, or None if it is the identity."""
+        return self.compose_map(self.solve(pairs), len(pairs[0]))
+
+    def solve(self, pairs: Pairs) -> np.ndarray:
+        """Return the matrix W [d, d] that `pairs` teach, see `solve_map`."""
+        queries, answer, targets = pairs
+        negatives: np.ndarray | None = targets
+        if self.negatives == "gallery":
+            negatives, _ = with_rows(targets, self.others)
+        elif self.negatives == "none":
+            negatives = None
+        return solve_map(self.whiten(queries), targets[answer], negatives, self.tau)
+
+    def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
+        """Return the map (I + s W) Z, or None if it is the identity.
+
+        Args:
+            w: W [d, d]. s is the strength, and Z is the whitening.
+            pairs: The number of pairs that taught W.
+        """
+        if not self.maps:
+            return None
+        eye = np.eye(len(w), dtype=np.float32)
+        step = self.whiten(eye + np.float32(self.strength) * w) - eye  # Z = Z'
+        return QueryMap(step, self.strength, pairs, self.whitening is not None)
+
+    @property
+    def offsets(self) -> Method:
+        """The method with `share` of its strength."""
+        assert self.method.strength is not None, "the method is resolved"
+        strength = self.share * self.method.strength
+        return self.method.model_copy(update={"strength": strength})
+
+    def fit(self, bank: PreparedBank, query_map: QueryMap | None) -> OffsetModel:
+        """Fit the offsets for queries mapped by `query_map`.
+
+        The model stores the unmapped bank, and maps it as it maps all queries.
+        """
+        model = self.offsets.fit(map_bank(bank, query_map))
+        terms = [replace(term, bank=bank.query_bank) for term in model.terms]
+        return replace(
+            model,
+            terms=tuple(terms),
+            query_map=query_map,
+            bank_fingerprint=bank.fingerprint,
         )
-    elif found >= FOUND:
-        reason = (
-            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
-            "so they cannot tell what a map gains"
-        )
-    else:
-        return
-    raise CorrectionRefused(
-        f"{reason}; nothing was changed: leave the pairs out, or pass the ",
-        Parameter("answers"),
-        " of 50 queries of the bank, which then choose",
-    )
+
+    def __call__(
+        self, train: PreparedBank, bank: PreparedBank, teach: np.ndarray
+    ) -> list[OffsetsAndMap]:
+        """Return the offsets and the map that a fold teaches, as a `Candidate`."""
+        together = Teachers(bank, self.pairs).together
+        added = np.arange(len(bank.query_bank), len(together.query_bank))
+        query_map = self.learn(pairs_of(together, np.concatenate([teach, added])))
+        return [(self.offsets.raw_offsets(map_bank(train, query_map)), query_map)]
 
 
-def widen(side: Side | None) -> Side:
-    """Return `side` with a wider interval of the change, see `WIDER`."""
-    assert side is not None
-    value = side.change.value
-    # A loss that none of n pairs shows may still affect 3 in n (the rule of three).
-    room = 3 / side.queries
-    low = value + WIDER * (side.change.low - value) - room
-    high = value + WIDER * (side.change.high - value) + room
-    return replace(side, change=Figure(value, low, high))
+def map_bank(bank: PreparedBank, query_map: QueryMap | None) -> PreparedBank:
+    """Return `bank` with its queries mapped."""
+    if query_map is None:
+        return bank
+    return replace(bank, query_bank=query_map.of_bank(bank.query_bank))
 
 
-def draw_sides(
-    teachers: Teachers, rows: np.ndarray, held: np.ndarray | None = None
-) -> dict[str, list[Fold]]:
-    """Return the folds of `teachers.together` by side.
+def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
+    """Return the folds of `teachers.together` by side, for the teaching `rows`.
+
+    Only the bank's own pairs are held out, or all pairs if the bank has no answers.
 
     - "other": no pair that teaches has the target of a held-out query.
     - "asked": some do, so the held-out queries are paraphrases.
     - "taught", for a log with few paraphrases: the pairs that teach are tested.
-
-    Args:
-        teachers: The banks, with known answers.
-        rows: The pairs that teach. Offsets are fitted on the bank without the held-out
-            pairs.
-        held: The pairs to hold out; by default, the pairs that teach.
     """
     bank = teachers.together
     answers = bank.require_answers()
+    own = len(teachers.bank.query_bank)
+    held = rows
+    if not teachers.unasked:
+        held = rows[rows < own]
     rng = np.random.default_rng(0)
-    order = rng.permutation(rows if held is None else held)
+    order = rng.permutation(held)
     numbers, target = np.unique(answers, return_inverse=True)
-    fold_of = (rng.permutation(len(numbers)) % FOLDS)[target]
-    own = np.arange(len(teachers.bank.query_bank))
-
-    def fold(taught: np.ndarray, tested: np.ndarray) -> Fold:
-        fitted = own[(answers[own] < 0) | np.isin(own, taught)]
-        return Fold(fitted, tested, taught)
+    by_target = (rng.permutation(len(numbers)) % FOLDS)[target]
+    sides = {"other": hold_out(teachers, rows, order, by_target[order], by_target)}
 
     # Spread the wordings of a target over the folds, so that each fold can teach some.
-    part = np.arange(len(order)) % FOLDS
-    if held is None:
-        part = folds_within(answers[order], FOLDS)
-    other, asked = list[Fold](), list[Fold]()
-    for number in range(FOLDS):
-        tested = order[fold_of[order] == number][: PROBES // FOLDS]
-        other.append(fold(rows[fold_of[rows] != number], tested))
-        tested = order[part == number][: PROBES // FOLDS]
-        taught = rows[~np.isin(bank.same[rows], bank.same[tested])]
-        still_asked = np.isin(answers[tested], answers[taught])
-        asked.append(fold(taught, tested[still_asked]))
-    sides = {"other": other}
-    if sum(len(each.test) for each in asked) >= FEWEST_PARAPHRASES:
+    by_wording = folds_within(answers[order], FOLDS)
+    if len(held) < len(rows):
+        # Titles teach most targets, even those with a single click.
+        by_wording = np.arange(len(order)) % FOLDS
+    asked = []
+    for fold in hold_out(teachers, rows, order, by_wording, bank.same):
+        still_asked = np.isin(answers[fold.test], answers[fold.teach])
+        asked.append(fold._replace(test=fold.test[still_asked]))
+    if sum(len(fold.test) for fold in asked) >= FEWEST_PARAPHRASES:
         sides["asked"] = asked
     elif teachers.bank.pairs is None:
-        sides["taught"] = [fold(rows, order[: PROBES // FOLDS])]
+        sides["taught"] = [Fold(np.arange(own), order[:PROBES], rows)]
     return sides
 
 
+def hold_out(
+    teachers: Teachers,
+    rows: np.ndarray,
+    order: np.ndarray,
+    fold_of: np.ndarray,
+    key: np.ndarray,
+) -> list[Fold]:
+    """Return `FOLDS` folds of the teaching `rows`.
+
+    Offsets are fitted on the bank without the answered queries that do not teach.
+
+    Args:
+        teachers: The banks.
+        rows: The rows that teach, unless they share the `key` of a held-out query.
+        order: The rows to hold out, in random order [h].
+        fold_of: The fold in which each of these is held out, -1 for none [h].
+        key: The key of each row of `Teachers.together`.
+    """
+    folds = []
+    for number in range(FOLDS):
+        tested = order[fold_of == number][:PROBES]
+        taught = rows[~np.isin(key[rows], key[tested])]
+        is_fitted = teachers.together.require_answers() < 0
+        is_fitted[taught] = True
+        own = is_fitted[: len(teachers.bank.query_bank)]
+        folds.append(Fold(np.flatnonzero(own), tested, taught))
+    return folds
+
+
 def choose(
-    sides: Mapping[str, Margins], tau: float, may: np.ndarray, apart: bool
+    sides: Mapping[str, Margins], tau: float, allowed: np.ndarray, apart: bool
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
@@ -695,7 +742,7 @@ def choose(
     Args:
         sides: The trials of all candidates, by side.
         tau: The temperature of the margins.
-        may: True for each candidate that may be chosen, bool [c].
+        allowed: True for each candidate that may be chosen, bool [c].
         apart: True if queries and targets lie apart. Then no side may gain less than
             with the offsets alone.
     """
@@ -709,46 +756,71 @@ def choose(
         if side == "taught":
             values.append(AGAIN * gain)
             continue
-        values.append(gain - PRUDENCE * gains.std(axis=1) / gains.shape[1] ** 0.5)
+        error = gains.std(axis=1) / gains.shape[1] ** 0.5
+        values.append(gain - PRUDENCE * error)
         right = tried.right.mean(axis=1)
-        may = may & (right >= right[RAW])
+        allowed = allowed & (right >= right[RAW])
         if apart:
-            may = may & (gain >= gain[0])
-    value = np.where(may, np.mean(values, axis=0), -np.inf)
+            allowed = allowed & (gain >= gain[0])
+    value = np.where(allowed, np.mean(values, axis=0), -np.inf)
     return int(np.argmax(value))
 
 
+def forecast(tried: Margins, number: int, what: str) -> Side:
+    """Return R@1 of the raw search and of candidate `number`, to be expected later.
+
+    The interval of the change is wider than that of the held-out queries, see `WIDER`.
+    """
+    side = change_of(tried, RAW, number, what)
+    assert side is not None
+    value = side.change.value
+    # A loss that none of n pairs shows may still affect 3 in n (the rule of three).
+    room = 3 / side.queries
+    low = value + WIDER * (side.change.low - value) - room
+    high = value + WIDER * (side.change.high - value) + room
+    return replace(side, change=Figure(value, low, high))
+
+
 def solve_map(
-    queries: np.ndarray, answers: np.ndarray, seen: np.ndarray | None, tau: float
+    queries: np.ndarray, answers: np.ndarray, negatives: np.ndarray | None, tau: float
 ) -> np.ndarray:
     """Return W [d, d], one step of ridge regression from queries to their answers.
 
         W = R' Q (Q' Q + r I)^-1, where r is the mean eigenvalue of Q' Q
         R = A - p T, where p = softmax(Q T' / tau): the descent of the cross-entropy
-        R = A - Q if `seen` is None
+        R = A - Q without negatives
 
     The products are computed in float32, and the system is solved in float64.
 
     Args:
         queries: Q [m, d].
         answers: A [m, d], the answer of each query.
-        seen: T [c, d], the targets that an answer is told from, including the answer.
+        negatives: T [c, d], the targets that an answer is told from, and the answers.
         tau: The temperature.
     """
-    residual = answers - queries
-    if seen is not None:
-        size = max(PRODUCTS // len(seen), 1)
-        for start in range(0, len(queries), size):
-            rows = slice(start, start + size)
-            p = (queries[rows] / np.float32(tau)) @ seen.T
-            p -= p.max(axis=1, keepdims=True)
-            np.exp(p, out=p)
-            expected = (p @ seen) / p.sum(axis=1, keepdims=True)
-            residual[rows] = answers[rows] - expected
+    expected = queries
+    if negatives is not None:
+        expected = expect_targets(queries, negatives, tau)
     gram = (queries.T @ queries).astype(np.float64)
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
-    product = (queries.T @ residual).astype(np.float64)
+    product = (queries.T @ (answers - expected)).astype(np.float64)
     return np.ascontiguousarray(np.linalg.solve(gram + ridge, product).T, np.float32)
+
+
+def expect_targets(queries: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
+    """Return p T [m, d], the mean of the targets T weighted by p = softmax(Q T' / tau).
+
+    Similarities are computed in blocks of `PRODUCTS`.
+    """
+    expected = np.empty_like(queries)
+    size = max(PRODUCTS // len(targets), 1)
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        p = (queries[rows] / np.float32(tau)) @ targets.T
+        p -= p.max(axis=1, keepdims=True)
+        np.exp(p, out=p)
+        expected[rows] = (p @ targets) / p.sum(axis=1, keepdims=True)
+    return expected
 
 
 def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
@@ -765,39 +837,3 @@ def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     t = max(float(np.trace(covariance)) / len(eye), 1e-30)
     z = t * np.linalg.inv(KEPT * t * eye + (1 - KEPT) * covariance)
     return np.ascontiguousarray(z, np.float32)
-
-
-def read_learn(
-    learn: object,
-    method: str,
-    metric: Metric | str,
-    targets: object,
-    executor: object = None,
-) -> bool | Bank:
-    """Return `learn` as False, True or a bank of pairs.
-
-    Raises InputError for any other value. Unless it is False, also raises InputError
-    for arguments with which a map was never measured or could not be applied.
-    """
-    if not isinstance(learn, (bool, Bank)):
-        got = type(learn).__name__
-        raise InputError(
-            Parameter("learn"),
-            f": expected True, False, or pairs as Bank(titles, ids), got {got}",
-        )
-    if learn is False:
-        return False
-    unsupported = {
-        "method": method != "blend",
-        "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
-        "targets": targets is None,
-        "executor": executor is not None,
-    }
-    for name, is_unsupported in unsupported.items():
-        if is_unsupported:
-            raise InputError(
-                "learning needs the default method, an inner product, a gallery and no "
-                "executor: change ",
-                Parameter(name),
-            )
-    return learn

@@ -97,16 +97,16 @@ def blend(s, tau):
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
 
 
-def query_map(queries, answers, targets, tau, apart_from="asked", gallery=None):
+def query_map(queries, answers, targets, tau, negatives="asked", gallery=None):
     """Return W of docs/query-map.md; the gallery is `targets` unless it is given."""
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
     seen = t[sorted(set(answers))]
-    if apart_from == "gallery":
+    if negatives == "gallery":
         both = [seen, t if gallery is None else gallery]
         seen = np.unique(np.concatenate(both), axis=0)
     x = q @ seen.T / tau
     expected = np.exp(x - logsumexp(x, axis=1)[:, None]) @ seen
-    if apart_from == "answer":
+    if negatives == "none":
         expected = q
     gram = q.T @ q
     ridge = np.linalg.eigvalsh(gram).mean() * np.eye(len(gram))

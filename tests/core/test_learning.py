@@ -78,18 +78,18 @@ def banks_of(targets, *banks):
     return learning.learn_query_map(METHODS["blend"](), teachers_of(targets, *banks))
 
 
-@pytest.mark.parametrize("apart_from", learning.STEPS)
+@pytest.mark.parametrize("negatives", learning.STEPS)
 @pytest.mark.parametrize("whitens", [False, True])
 def test_each_map_is_that_of_its_formula(
-    targets, queries, answers, whitens, apart_from
+    targets, queries, answers, whitens, negatives
 ):
     z = formulas.whitening(queries, targets) if whitens else np.eye(D)
     first = z.astype(np.float32) if whitens else None
     given = (METHODS["blend"](), 0.5, 0.07, targets, first)
-    fit = learning.MapFit(*given, apart_from=apart_from)
+    fit = learning.MapFit(*given, negatives=negatives)
     numbers, place = np.unique(answers, return_inverse=True)
     query_map = fit.learn((queries, place, targets[numbers]))
-    w = formulas.query_map(queries @ z, answers, targets, 0.07, apart_from)
+    w = formulas.query_map(queries @ z, answers, targets, 0.07, negatives)
     assert_near(query_map.step, (np.eye(D) + 0.5 * w) @ z - np.eye(D), 1e-4)
 
 
@@ -98,7 +98,7 @@ def step_of(how, queries, answers, targets, bank=None):
     bank = queries if bank is None else bank
     z = np.eye(D) if how.whitening is None else formulas.whitening(bank, targets)
     tau = hubplugin.fit(targets, bank @ z, metric="dot").parameters["tau"]
-    w = formulas.query_map(queries @ z, answers, targets, tau, how.apart_from)
+    w = formulas.query_map(queries @ z, answers, targets, tau, how.negatives)
     return (np.eye(D) + how.strength * w) @ z - np.eye(D)
 
 
@@ -228,7 +228,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(
                 q = queries[test].astype(np.float64) @ first
                 for variant in bases[0].variants:
                     w = formulas.query_map(
-                        seen, number[train], asked_of, 0.07, variant.apart_from, gallery
+                        seen, number[train], asked_of, 0.07, variant.negatives, gallery
                     )
                     mapped = q + variant.strength * q @ w.T
                     scores = mapped @ candidates.T + variant.share * offsets
@@ -300,7 +300,7 @@ def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_sta
 
 def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(targets, titles):
     banks = teachers_of(targets, titles)
-    sides = learning.draw_sides(banks, learning.find_pairs(banks.bank))
+    sides = learning.draw_sides(banks, banks.find_teaching())
     assert set(sides) == {"other", "taught"}
     (fold,) = sides["taught"]
     assert set(fold.test) <= set(fold.teach)
@@ -405,9 +405,11 @@ def test_what_cannot_learn_is_refused_in_one_line(targets, queries, answers, log
 @pytest.mark.parametrize("ends", [(0.5, 0.5), (1, 1)], ids=["random", "all right"])
 def test_the_interval_of_a_change_is_wider_than_that_of_held_out_pairs_alone(rng, ends):
     """What no held-out pair sees is not said to be impossible."""
-    before, after = (rng.random(300) < share for share in ends)
-    side = Side.of(before.astype(float), after.astype(float), "pairs")
-    wider = learning.widen(side)
+    before, after = (1.0 * (rng.random(300) < share) for share in ends)
+    side = Side.of(before, after, "pairs")
+    right = np.stack([before, before, before, after])
+    hits = np.zeros((*right.shape, 1), np.int64)
+    wider = learning.forecast(Margins(100, hits, right=right), 3, "pairs")
     value = side.change.value
     assert (wider.before, wider.after) == (side.before, side.after)
     assert wider.change.value == value
