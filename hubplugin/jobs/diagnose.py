@@ -238,7 +238,7 @@ def diagnose(
     """
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
-    chosen = Metric.parse(metric)
+    chosen = Metric(metric)
     examples = Bank.of(bank)
     store = None
     if isinstance(targets, Store):
