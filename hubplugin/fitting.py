@@ -9,6 +9,7 @@ from typing import cast
 
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Compute
+from hubplugin.compute.device import Library
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
 from hubplugin.learning import NOTHING, Teachers, learn_query_map, read_learn
@@ -87,7 +88,7 @@ def fit(
             )
         elif targets is not None:
             gallery = as_vectors(gallery, "targets")
-            if not compute.library().is_on_cpu:
+            if not Library(compute).is_on_cpu:
                 # On a GPU, a fit is quicker than a scan for zero vectors, so scan only
                 # if one turns up.
                 try:

@@ -141,7 +141,7 @@ def read_learn(
         return False
     unsupported = {
         "method": method != "blend",
-        "metric": Metric.parse(metric) is Metric.EUCLIDEAN,
+        "metric": Metric(metric) is Metric.EUCLIDEAN,
         "targets": targets is None,
         "executor": executor is not None,
     }

@@ -189,9 +189,11 @@ class Dynamic(Rule):
         for term, thresholds in zip(model.terms, self.thresholds, strict=True):
             similarities = model.similarities(term, Compute())
             slack = ROUNDING * max(1.0, float(np.abs(thresholds).max()))
-            cast_thresholds = similarities.library.matching(thresholds - slack)
+            library = similarities.library
+            lowest = library.to_device(thresholds - slack)
             for tile in similarities.tiles(vectors, "activation set"):
-                is_near = tile.s >= cast_thresholds(tile.s)  # [targets, bank queries]
+                s = tile.s  # [targets, bank queries]
+                is_near = s >= library.xp.astype(lowest, s.dtype, copy=False)
                 activated[tile.rows] |= to_host(is_near.any(1))
         return activated
 

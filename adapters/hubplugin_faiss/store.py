@@ -690,7 +690,7 @@ def open_store(
             carry offsets.
         InputError: The metric does not exist.
     """
-    return FaissStore(path, None if metric is None else Metric.parse(metric))
+    return FaissStore(path, None if metric is None else Metric(metric))
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[faiss.Index, OffsetModel | None]:

@@ -240,7 +240,7 @@ def _read_metric(
     by_metric = {METRICS[name]: index_options for name, index_options in rows}
     if "metric" in options:
         try:
-            metric = Metric.parse(options["metric"])
+            metric = Metric(options["metric"])
         except InputError as error:
             raise StoreError(f"{database.url}: {error}") from None
         return metric, by_metric.get(metric, "")

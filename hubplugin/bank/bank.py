@@ -243,10 +243,9 @@ class Bank:
         dim = getattr(gallery, "dim", None)
         queries: Any = self.queries
         name = self.name
-        texts = self.texts
-        if texts is not None and self.embed is not None:
-            name = texts.name
-            queries = embed_texts(texts.texts, self.embed, name, progress, dim)
+        if self.embed is not None and self.texts is not None:
+            name = self.texts.name
+            queries = embed_texts(self.texts.texts, self.embed, name, progress, dim)
         if queries is None:
             raise InputError(
                 f"{name}: no queries were given, and recorded ones are those of a store"
@@ -273,8 +272,8 @@ class Bank:
             InputError: The bank cannot be used, for instance because it has a zero
                 vector under cosine.
         """
-        metric = Metric.parse(metric)
-        compute = compute.settled()
+        metric = Metric(metric)
+        compute = replace(compute, memory=compute.bytes())  # one amount for a whole fit
         vectors = self.vectors(gallery, compute.progress)
         bank = PreparedBank(prepare(vectors, metric), metric, compute)
         if self.answers is None:

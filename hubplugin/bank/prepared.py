@@ -257,7 +257,7 @@ class PreparedBank:
         """The target bank as `Vectors`; one object, which keys cached similarities."""
         return as_vectors(self.require_target_bank(), "target bank")
 
-    @property
+    @cached_property
     def similarities(self) -> Similarities:
         """The query bank, ready to be multiplied with targets."""
         return Similarities(self.query_bank, self.metric, self.compute)

@@ -14,22 +14,27 @@ from hubplugin.compute.reductions import (
     reduce,
 )
 from hubplugin.compute.search import TIE, TopK, TruthCounts, search, topk
-from hubplugin.compute.similarities import CACHE_BYTES, Similarities, dense
-from hubplugin.compute.sinkhorn import Columns, count_cacheable, sinkhorn
+from hubplugin.compute.similarities import (
+    CACHE_BYTES,
+    KEPT_SHARE,
+    Similarities,
+    dense,
+)
+from hubplugin.compute.sinkhorn import HALF_TAU, sinkhorn
 
 __all__ = [
     "CACHE_BYTES",
+    "HALF_TAU",
+    "KEPT_SHARE",
     "SMALLEST_LOG",
     "TIE",
     "Answers",
-    "Columns",
     "Compute",
     "LogSum",
     "MeanOfLargest",
     "Similarities",
     "TopK",
     "TruthCounts",
-    "count_cacheable",
     "dense",
     "find_answers",
     "has_torch",

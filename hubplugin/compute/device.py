@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -124,53 +124,33 @@ class Compute:
             return torch.device("mps")
         return torch.device("cpu")
 
-    def library(self) -> Library:
-        """Return the array library. Raises InputError if the device is not usable."""
-        return Library(self.torch_device())
-
-    def settled(self) -> Compute:
-        """Return this object with a fixed `memory`, the same for a whole fit."""
-        return replace(self, memory=self.bytes())
-
     def bytes(self) -> int:
         """Return `memory` in bytes. Raises InputError if it is not a usable amount."""
         if self.memory is None:
-            free, total = self._card_bytes()
-            return max(int(SHARE_OF_CARD * free), LEAST) if total else SAFE
-        from pydantic import ByteSize, TypeAdapter, ValidationError
-
+            device = self.torch_device()
+            if device is None or device.type != "cuda":
+                return SAFE
+            free, _ = card_bytes(device)
+            return max(int(SHARE_OF_CARD * free), LEAST)
         memory = Parameter("memory", self.memory)
-        try:
-            size = int(TypeAdapter(ByteSize).validate_python(self.memory))
-        except ValidationError:
-            size = 0
+        size = self.memory
+        if not isinstance(size, int):
+            size = parse_bytes(size)
         if size < LEAST:
             raise InputError(
                 memory,
                 f": expected {LEAST:,} or more, as bytes or as '512MiB' or '2GiB'",
             )
         if size > SAFE:
-            _, total = self._card_bytes()
-            if 0 < total < size:
-                raise InputError(
-                    memory,
-                    f" is more than the GPU has; expected {total >> 30}GiB or less",
-                )
+            device = self.torch_device()
+            if device is not None and device.type == "cuda":
+                _, total = card_bytes(device)
+                if size > total:
+                    raise InputError(
+                        memory,
+                        f" is more than the GPU has; expected {total >> 30}GiB or less",
+                    )
         return size
-
-    def _card_bytes(self) -> tuple[int, int]:
-        """Return the free and total bytes of the GPU, or zeros without a GPU.
-
-        Memory that torch keeps for reuse counts as free; the driver does not count it.
-        """
-        device = self.torch_device()
-        if device is None or device.type != "cuda":
-            return 0, 0
-        import torch
-
-        free, total = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + kept, total
 
     @property
     def without_progress(self) -> Compute:
@@ -182,6 +162,28 @@ class Compute:
             self.progress(label, done, total)
 
 
+def parse_bytes(text: str) -> int:
+    """Return the bytes in a text such as "512MiB"; 0 if it is no amount."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        return 0
+
+
+def card_bytes(device: torch.device) -> tuple[int, int]:
+    """Return the free and total bytes of a GPU.
+
+    Memory that torch keeps for reuse counts as free; the driver does not count it.
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + kept, total
+
+
 class Library:
     """The array functions of a device, `xp`, named as in the array API standard.
 
@@ -190,25 +192,28 @@ class Library:
         is_on_cpu: True if numpy can share the arrays, see `view`. numpy finds a few
             entries among many several times as fast as torch.
         accumulator: The dtype of sums over all targets.
-        threads: The number of CPU threads that the library uses.
+        multiplies_halves: True if `multiply_halves` runs: CUDA, torch 2.8 or newer.
         half, half_peak: See `to_halves`.
     """
 
-    def __init__(self, device: torch.device | None):
-        self.device = device
-        self.threads = 1
+    def __init__(self, compute: Compute):
+        """Raise InputError if the device is not usable."""
+        self.device = device = compute.torch_device()
+        kind = "cpu" if device is None else device.type
         self.xp: Any = np
         self.half: Any = np.uint16
         self.half_peak = 2.0**-64
+        self.multiplies_halves = False
         if device is not None:
             import array_api_compat.torch as torch_library
 
             self.xp = torch_library
-            self.threads = self.xp.get_num_threads()
             self.half = self.xp.float16
             self.half_peak = 2.0**14
-        self.is_on_cpu = device is None or device.type == "cpu"
-        self.has_float64 = device is None or device.type != "mps"
+            if kind == "cuda":
+                self.multiplies_halves = hasattr(self.xp.ops.aten.mm, "dtype")
+        self.is_on_cpu = kind == "cpu"
+        self.has_float64 = kind != "mps"
         self.accumulator = self.xp.float64 if self.has_float64 else self.xp.float32
 
     def to_device(self, array: np.ndarray, dtype: Any = None) -> Array:
@@ -217,21 +222,12 @@ class Library:
             return array if dtype is None else array.astype(dtype, copy=False)
         import torch
 
-        native = as_torch_reads(array)
-        if not native.flags.writeable:  # such as a memory map: torch would warn
-            native = native.copy()
-        tensor = torch.from_numpy(native)
+        if not array.flags.writeable:  # such as a memory map: torch would warn
+            array = array.copy()
+        tensor = torch.from_numpy(array)
         if not self.has_float64 and tensor.dtype is torch.float64:
             tensor = tensor.float()
         return tensor.to(self.device, dtype)
-
-    def matching(self, values: np.ndarray) -> Callable[[Array], Array]:
-        """Return a function that uploads `values` in the dtype of a given array.
-
-        It uploads them once per dtype.
-        """
-        uploaded = cache(lambda dtype: self.to_device(values, dtype))
-        return lambda array: uploaded(array.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array."""
@@ -242,12 +238,6 @@ class Library:
             # the time of the first write.
             return self.xp.from_numpy(np.empty(shape, str(dtype).rpartition(".")[2]))
         return self.xp.empty(shape, dtype=dtype, device=self.device)
-
-    def full(self, shape: tuple[int, ...], value: float, dtype: Any = None) -> Array:
-        """Return an array filled with `value`, by default of dtype `accumulator`."""
-        array = self.empty(shape, dtype or self.accumulator)
-        array[...] = value
-        return array
 
     def to_halves(self, values: Array, halves: Array) -> None:
         """Write `values` in [0, 1], times `half_peak`, to `halves` of type `half`.
@@ -286,7 +276,7 @@ class Library:
         device = self.device
         if device is None or device.type != "cuda" or not torch.cuda.is_available():
             for block in blocks:
-                yield self.to_device(block, self.xp.float32)
+                yield self.to_device(as_torch_reads(block), self.xp.float32)
             return
         buffers = [torch.empty(rows, dim, pin_memory=True) for _ in range(2)]
         copies = [torch.cuda.Event() for _ in buffers]
@@ -390,15 +380,6 @@ def reduces_precision(factor: torch.Tensor) -> bool:
     if precision is None:
         return torch.get_float32_matmul_precision() != "highest"
     return precision not in ("none", "ieee")
-
-
-def multiplies_halves(device: torch.device | None) -> bool:
-    """Return True if `multiply_halves` runs on `device`: CUDA, torch 2.8 or newer."""
-    if device is None or device.type != "cuda":
-        return False
-    import torch
-
-    return hasattr(torch.ops.aten.mm, "dtype")
 
 
 def split(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

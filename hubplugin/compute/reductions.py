@@ -16,10 +16,15 @@ from importlib.util import find_spec
 import numpy as np
 
 from hubplugin.compute.device import Array, Library, split, to_host, view
-from hubplugin.compute.similarities import MOST_ANSWERS, Similarities
+from hubplugin.compute.similarities import KEPT_SHARE, MOST_ANSWERS, Similarities
 from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
+
+NARROW = 43.0
+"""The largest |x| for which exp(x) needs no peak. Float32 has room for exp(86), the
+ratio of any two such exponentials, and for exp(63), their products with the weights of
+`SAFE_DRIFT`."""
 
 GROUP = 8
 """Columns in a group. A GPU first finds the largest value of each group: the k largest
@@ -59,18 +64,27 @@ def topk_mean(s: Array, k: int, library: Library) -> Array:
         return total / xp.sum(is_there, axis=1)
 
 
-def exponentials(x: Array, library: Library) -> tuple[Array, Array]:
-    """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row."""
+def exponentials(x: Array, library: Library, is_narrow: bool) -> tuple[Array, Array]:
+    """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row.
+
+    The peak is the largest entry of the row. It is 0 if `is_narrow`, which says that no
+    |x| exceeds `NARROW`; this saves two passes over `x`.
+    """
     xp = library.xp
+    if is_narrow:
+        return xp.exp(x, out=x), xp.zeros_like(x[:, 0])
     # The peak stays finite if every entry is hidden: -inf - -inf is NaN.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
     x -= peak[:, None]
     return xp.exp(x, out=x), peak
 
 
-def log_sum_exp(x: Array, library: Library) -> Array:
-    """Return the LSE of each row of `x` [b, m], which is overwritten: [b]."""
-    values, peak = exponentials(x, library)
+def log_sum_exp(x: Array, library: Library, is_narrow: bool) -> Array:
+    """Return the LSE of each row of `x` [b, m], which is overwritten: [b].
+
+    `is_narrow` as in `exponentials`.
+    """
+    values, peak = exponentials(x, library, is_narrow)
     with np.errstate(divide="ignore"):  # the check of offsets refuses a log of 0
         return library.xp.log(library.xp.sum(values, axis=1)) + peak
 
@@ -102,15 +116,17 @@ def reduce(
         similarities: The similarities of the bank.
         targets: The targets [n, d].
         reductions: Only the last may be a `LogSum`, since it overwrites the tiles.
-        answers: The thresholds of the answers to hide, as in `Similarities.tiles`.
+        answers: The similarity from which a target is an answer of each bank row, [m].
+            All sums leave out answers, and each target's largest other similarity.
 
     Returns:
         The value of each reduction for every target: float64 [n] each.
     """
     library = similarities.library
-    last = reductions[-1]
     tau = 1.0
     log_weights = None
+    largest_weight = 0.0
+    last = reductions[-1]
     if isinstance(last, LogSum):
         if len(reductions) == 1 and answers is None:
             fused = fuse_log_sum(similarities, targets, last)
@@ -118,18 +134,25 @@ def reduce(
                 return [fused]
         tau = last.tau
         if last.log_weights is not None:
-            log_weights = library.matching(last.log_weights)
+            log_weights = library.to_device(last.log_weights)
+            largest_weight = float(np.abs(last.log_weights).max())
+    thresholds = None
+    if answers is not None:
+        thresholds = library.to_device(similarities.lower(answers) * (1 / tau))
     # Allocate once: small arrays kept between large temporary blocks fragment memory.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
-    for tile in similarities.tiles(targets, "offsets", scale=1 / tau, answers=answers):
+    for tile in similarities.tiles(targets, "offsets", 1 / tau):
         x = tile.s
+        if thresholds is not None:
+            similarities.hide(x, thresholds)
         for values, reduction in zip(results, reductions, strict=True):
             if isinstance(reduction, MeanOfLargest):
                 values[tile.rows] = topk_mean(x, reduction.k, library) * tau
                 continue
             if log_weights is not None:
-                x += log_weights(x)
-            values[tile.rows] = log_sum_exp(x, library)
+                x += library.xp.astype(log_weights, x.dtype, copy=False)
+            is_narrow = tile.bound + largest_weight <= NARROW
+            values[tile.rows] = log_sum_exp(x, library, is_narrow)
     return [to_host(values).astype(np.float64, copy=False) for values in results]
 
 
@@ -210,6 +233,8 @@ def nearest_targets(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest target of every bank row among all `columns`, in one pass.
 
+    Products stay in `similarities`, if they are kept there.
+
     Returns:
         The similarity of the nearest target, float64 [m], and its row, counted across
         all columns, int64 [m]. Of near-equal targets (see `ANSWER_SLACK`), it is the
@@ -217,11 +242,20 @@ def nearest_targets(
     """
     library = similarities.library
     xp = library.xp
-    best = library.full((similarities.m,), -math.inf)
-    best_row = library.full((similarities.m,), 0, xp.int64)
+    best = library.to_device(np.full(similarities.m, -math.inf))
+    best_row = library.to_device(np.zeros(similarities.m, np.int64))
+    count = sum(targets.rows for targets in columns)
+    size = 4 * count * similarities.m
+    has_room = size <= KEPT_SHARE * similarities.compute.bytes()
+    products = None
+    if similarities.keeps_products and similarities.is_unit and has_room:
+        products = library.empty((count, similarities.m), xp.float32)
+    out = None
     first = 0
     for targets in columns:
-        for tile in similarities.tiles(targets, "answers of the bank"):
+        if products is not None:
+            out = products[first : first + targets.rows]
+        for tile in similarities.tiles(targets, "answers of the bank", out=out):
             tile_best = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
             # A new row wins only if it beats the best so far by more than the slack, so
             # the first of near-equal targets keeps its place.
@@ -232,6 +266,7 @@ def nearest_targets(
             best_row = xp.where(is_nearer, tile_rows, best_row)
             best = xp.maximum(best, tile_best)
         first += targets.rows
+    similarities.products = products
     return to_host(best).astype(np.float64), to_host(best_row)
 
 
@@ -246,7 +281,7 @@ def first_reaching(
     if not library.is_on_cpu:
         # As bytes: int64 numbers of a tile's size would not fit in memory.
         return (s >= threshold).view(xp.uint8).argmax(dim=0)
-    rows = library.full((s.shape[1],), 0, xp.int64)
+    rows = xp.zeros(s.shape[1], dtype=xp.int64)
     wanted = np.flatnonzero(view(is_wanted))  # few, after the first tiles
     reaches = view(s)[:, wanted] >= view(threshold)[wanted]
     view(rows)[wanted] = reaches.argmax(axis=0)

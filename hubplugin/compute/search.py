@@ -104,12 +104,15 @@ class TopK(Collector):
         self.k = k
 
     def begin(self, whole: Pass) -> None:
-        library = whole.similarities.library
+        self._library = library = whole.similarities.library
+        xp = library.xp
+        where = library.device
         self.k = min(self.k, whole.targets.rows)
-        self._library = library
         shape = (len(whole.offsets), whole.similarities.m, self.k)
-        self._scores = library.full(shape, -math.inf)
-        self._rows = library.full(shape, -1, library.xp.int64)
+        self._scores = xp.full(
+            shape, -math.inf, dtype=library.accumulator, device=where
+        )
+        self._rows = xp.full(shape, -1, dtype=xp.int64, device=where)
 
     def update(self, scores: Scores) -> None:
         best = self._scores[scores.candidate]
@@ -168,12 +171,12 @@ class TruthCounts(Collector):
             raise InputError("true pairs must be ordered by query")
 
     def begin(self, whole: Pass) -> None:
-        library = whole.similarities.library
-        self._library = library
+        self._library = library = whole.similarities.library
         scores = self._score_pairs(whole.similarities, whole.targets)
         self._true = scores + whole.offsets[:, self.target_rows]
-        self._greater = library.full(self._true.shape, 0, library.xp.int64)
-        self._reached = library.full(self._true.shape, 0, library.xp.int64)
+        zeros = np.zeros(self._true.shape, np.int64)
+        self._greater = library.to_device(zeros)
+        self._reached = library.to_device(zeros.copy())
 
     def _score_pairs(self, similarities: Similarities, targets: Vectors) -> np.ndarray:
         """Compute s(q, t) of each pair separately, in double precision: float64 [p]."""

@@ -25,8 +25,8 @@ import numpy as np
 from hubplugin.compute.device import (
     Array,
     Compute,
+    Library,
     bank_halves,
-    multiplies_halves,
     multiply,
     multiply_halves,
     to_host,
@@ -34,7 +34,7 @@ from hubplugin.compute.device import (
 )
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, unit_length
-from hubplugin.vectors import BLOCK_ROWS, Vectors, prepare_blocks
+from hubplugin.vectors import BLOCK_NUMBERS, BLOCK_ROWS, Vectors
 
 CACHE_BYTES = 8 << 20
 """The largest tile on a CPU, so that the reductions find it in the cache. Tiles of 4 to
@@ -48,6 +48,10 @@ the arrays that a Sinkhorn fit keeps."""
 TILE_COPIES = 6
 """Float32 arrays of a tile's size that a GPU holds at once, according to the peaks that
 `python -m benchmarks.gpu` counts."""
+
+KEPT_SHARE = 0.8
+"""Share of the memory for the arrays that a Sinkhorn fit keeps. The rest is for the
+sample, blocks of targets and tiles."""
 
 UNIT = 1.001
 """The largest length of bank vectors whose products are computed in halves."""
@@ -83,39 +87,44 @@ class Tile:
 class Similarities:
     """A bank [m, d] in memory that yields tiles of `scale * s(b_u, t)` for targets.
 
+    tile_rows: The number of targets in a tile. On a CPU, two tiles fit in memory, and
+        one fits in the cache.
     squares: |b_u|^2 [m]; for Euclidean distance, b_u is taken from the bank's mean.
     longest: The largest |b_u|: 1 by cosine, unless a query map changed the lengths.
     is_unit: True if products may be computed in halves.
+    keeps_products: True if the next search for answers is to keep its products.
+    products: These products [n, m], float32; None if memory had no room for them.
     """
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
         self.bank = bank
         self.metric = metric
         self.compute = compute
-        self.library = compute.library()
+        self.library = Library(compute)
         self.m = len(bank)
         self.dim = int(bank.shape[1])
+        room = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
+        if self.library.is_on_cpu:
+            room = min(compute.bytes() // 2, CACHE_BYTES)
+        self.tile_rows = min(max(room // (self.m * 4), 1), BLOCK_ROWS)
         self._origin: Any = None
-        shifted = bank
+        self._shifted = bank
         if metric is Metric.EUCLIDEAN:
             # Far from the origin, rounding of |b|^2 and |t|^2 would hide the distance.
             self._origin = bank.mean(axis=0, dtype=np.float64)
-            shifted = bank - self._origin
-        self.squares = np.einsum("jd,jd->j", shifted, shifted).astype(np.float64)
+            self._shifted = bank - self._origin
+        squares = np.einsum("jd,jd->j", self._shifted, self._shifted)
+        self.squares = squares.astype(np.float64)
         self.longest = math.sqrt(self.squares.max())
-        self._bank = self.library.matching(shifted)
-        self._bias = self.library.matching(-self.squares / 2)
+        self._banks: dict[Any, Array] = {}  # the shifted bank on the device, by dtype
+        self._bias = self.library.to_device(-self.squares / 2)
         is_short = metric is Metric.COSINE and self.longest <= UNIT
         self.is_unit = is_short and compute.precision == "auto"
+        self.keeps_products = False
+        self.products: Array = None
 
     def tiles(
-        self,
-        targets: Vectors,
-        label: str,
-        *,
-        scale: float = 1.0,
-        answers: np.ndarray | None = None,
-        largest: bool = True,
+        self, targets: Vectors, label: str, scale: float = 1.0, out: Array = None
     ) -> Iterator[Tile]:
         """Yield tiles over all targets, in order.
 
@@ -123,62 +132,76 @@ class Similarities:
             targets: The targets [n, d].
             label: The name of this step in progress reports.
             scale: The factor of all similarities.
-            answers: The thresholds [m] of answers, which are set to -inf, except as
-                `MOST_ANSWERS` says.
-            largest: If `answers` are given, also set the largest other entry of each
-                target to -inf.
+            out: Float32 memory [n, m] for all tiles. By default, each tile overwrites
+                the one before, as a float64 tile always does.
         """
         library = self.library
         xp = library.xp
-        height = min(self.tile_rows(), targets.rows)
-        if answers is not None:
-            thresholds = library.matching(scale * self.lower(answers))
+        progress = self.compute.progress
+        is_euclidean = self.metric is Metric.EUCLIDEAN
+        height = min(self.tile_rows, targets.rows)
+        size = BLOCK_ROWS
+        if library.is_on_cpu:
+            size = min(size, BLOCK_NUMBERS // self.dim)
+        size = max(size // height, 1) * height
         halves = None
-        if self.is_unit and multiplies_halves(library.device):
-            halves = bank_halves(self._bank(library.empty((0,), xp.float32)))
-        outs: dict[Any, Array] = {}
-        size = max(height, self._block_rows() // height * height)
+        if self.is_unit and library.multiplies_halves:
+            halves = bank_halves(library.to_device(self.bank, xp.float32))
+        one_tile: dict[Any, Array] = {}
         for start, block in self.blocks(targets, size):
-            bound, squares = self._measure(block)
-            is_double = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
+            bound = self.longest
+            if self.metric is not Metric.COSINE:
+                bound, squares = self._measure(block)
             dtype = xp.float32
-            if is_double and library.has_float64:
+            is_large = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
+            if is_large and library.has_float64:
                 dtype = xp.float64
+            if dtype not in self._banks:
+                self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
-            if squares is not None:
+            if is_euclidean:
                 bound *= 2
-                bias = squares * (-scale / 2)
-            if dtype not in outs:
-                outs[dtype] = library.empty((height, self.m), dtype)
+                bank_bias = xp.astype(self._bias, dtype) * scale
+                bias = xp.astype(squares * (-scale / 2), dtype)[:, None]
             if halves is None:
                 block = xp.astype(block, dtype, copy=False) * scale
             for first in range(0, len(block), height):
                 part = block[first : first + height]
-                out = outs[dtype][: len(part)]
+                rows = slice(start + first, start + first + len(part))
+                if out is not None and dtype == xp.float32:
+                    s = out[rows]
+                else:
+                    if dtype not in one_tile:
+                        one_tile[dtype] = library.empty((height, self.m), dtype)
+                    s = one_tile[dtype][: len(part)]
                 if halves is None:
-                    s = multiply(part, self._bank(out).T, out)
+                    multiply(part, self._banks[dtype].T, s)
                 else:  # halves have no room for the scale
-                    s = multiply_halves(part, halves, out)
+                    multiply_halves(part, halves, s)
                     s *= scale
-                if squares is not None:
-                    s += self._bias(s) * scale
-                    s += xp.astype(bias[first : first + height], dtype)[:, None]
-                if answers is not None:
-                    self._hide(s, thresholds(s), largest)
-                stop = start + first + len(s)
-                yield Tile(slice(start + first, stop), s, bound)
-                self.compute.report(label, stop, targets.rows)
+                if is_euclidean:
+                    s += bank_bias
+                    s += bias[first : first + height]
+                yield Tile(rows, s, bound)
+                if progress is not None:
+                    progress(label, rows.stop, targets.rows)
 
-    def _measure(self, block: Array) -> tuple[float, Array | None]:
-        """Return a bound of |s(b_u, t)| in a block, and |t|^2 if distance needs it."""
-        if self.metric is Metric.COSINE:
-            return self.longest, None
+    def scale_tiles(self, products: Array, scale: float) -> Iterator[Tile]:
+        """Yield tiles of products [n, m] that are in memory, scaled in place."""
+        for start in range(0, len(products), self.tile_rows):
+            rows = slice(start, min(start + self.tile_rows, len(products)))
+            s = products[rows]
+            s *= scale
+            yield Tile(rows, s, self.longest * abs(scale))
+
+    def _measure(self, block: Array) -> tuple[float, Array]:
+        """Return a bound of |s(b_u, t)| in a block without unit length, and |t|^2."""
         exact = self.library.xp.astype(block, self.library.accumulator)
         squares = self.library.xp.sum(exact * exact, axis=1)
         length = math.sqrt(float(self.library.xp.max(squares)))
         if self.metric is Metric.EUCLIDEAN:
             return max(self.longest, length) ** 2, squares
-        return self.longest * length, None
+        return self.longest * length, squares
 
     def blocks(
         self, targets: Vectors, size: int = BLOCK_ROWS
@@ -195,7 +218,7 @@ class Similarities:
                 "embed both with one model"
             )
         if self.library.is_on_cpu:
-            checked = prepare_blocks(targets, self.metric, size)
+            checked = targets.blocks(size, self.metric)
             blocks: Iterator[Array] = map(self.library.to_device, checked)
         else:
             blocks = self._upload(targets, size)
@@ -211,7 +234,7 @@ class Similarities:
         """Yield blocks on a GPU, and raise after the last one if any is invalid."""
         library = self.library
         xp = library.xp
-        is_broken = library.full((), False, xp.bool)
+        is_broken = xp.zeros((), dtype=xp.bool, device=library.device)
         for block in library.upload(targets.shaped_blocks(size), size, self.dim):
             if self.metric is Metric.COSINE:
                 block, lengths = unit_length(xp, block)
@@ -221,7 +244,7 @@ class Similarities:
             is_broken |= ~xp.all(is_usable)
             yield block
         if bool(to_host(is_broken)):
-            for _ in prepare_blocks(targets, self.metric, size):
+            for _ in targets.blocks(size, self.metric):
                 pass  # raises an error that names the row
             raise InputError(f"{targets.name} changed while it was read; read it again")
 
@@ -239,25 +262,16 @@ class Similarities:
                 floor = self.library.to_device(floor, thresholds.dtype)
         return thresholds - ANSWER_SLACK * abs(thresholds).clip(floor)
 
-    def tile_rows(self) -> int:
-        """Return how many targets a tile holds.
+    def hide(self, s: Array, thresholds: Array, largest: bool = True) -> None:
+        """Set the entries of answers to -inf, except as `MOST_ANSWERS` says.
 
-        On a CPU, two copies of a tile fit in memory, and one fits in the cache.
+        Args:
+            s: The scaled similarities of a tile [b, m].
+            thresholds: The scaled similarity from which an entry is an answer, [m].
+            largest: Also set the largest other entry of each row to -inf.
         """
-        room = int(self.compute.bytes() * TILE_SHARE) // TILE_COPIES
-        if self.library.is_on_cpu:
-            room = min(self.compute.bytes() // 2, CACHE_BYTES)
-        return min(max(room // (self.m * 4), 1), BLOCK_ROWS)
-
-    def _block_rows(self) -> int:
-        """Return how many targets to read at a time; on a CPU, they fit the cache."""
-        if not self.library.is_on_cpu:
-            return BLOCK_ROWS
-        return min(BLOCK_ROWS, max(CACHE_BYTES // (4 * self.dim), 1))
-
-    def _hide(self, s: Array, thresholds: Array, largest: bool) -> None:
-        """Set answers in `s` [b, m] to -inf, then each row's largest; see `tiles`."""
         most = MOST_ANSWERS * self.m
+        thresholds = self.library.xp.astype(thresholds, s.dtype, copy=False)
         if not self.library.is_on_cpu:  # counting the answers would make a GPU wait
             answers = s >= thresholds
             answers &= answers.sum(dim=1, keepdim=True) <= most

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, multiply, to_host
-from hubplugin.compute.reductions import Answers, exponentials, topk_mean
-from hubplugin.compute.similarities import Similarities
+from hubplugin.compute.device import Array, multiply, to_host
+from hubplugin.compute.reductions import NARROW, Answers, exponentials, topk_mean
+from hubplugin.compute.similarities import KEPT_SHARE, Similarities, Tile
 from hubplugin.errors import InputError
-from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors
 
 SAFE_DRIFT = {4: 20.0, 2: 12.0}
@@ -36,29 +35,9 @@ HALF_TAU = 0.1
 """The largest temperature for halves. A log sum dominated by one term is off by up to
 5e-4, and an offset by tau times that."""
 
-NARROW = 40.0
-"""The largest exponents that do not vanish beside a row's peak in float32, whose range
-ends at exp(-87)."""
-
-KEPT_SHARE = 0.8
-"""Share of the memory for the exponentials kept between iterations. The rest is for the
-sample, blocks of targets and tiles."""
-
-BLOCK_BYTES = 1 << 20
-"""Bytes of float32 exponentials that a thread reads at a time, so that the second
-product of an iteration finds them in the cache of a core. With a cache of 2 MiB (Intel,
-AMX), 0.5 to 1.5 MiB are equally fast, and 2 MiB are a tenth slower."""
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Targets that Sinkhorn scales.
-
-    mass: How many targets each of them stands for, if they are a sample.
-    """
-
-    targets: Vectors
-    mass: float = 1.0
+CONVERGED = 1e-6
+"""Iterations end early if those that remain change no offset by more than this, a tenth
+of the error of an offset."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +56,6 @@ class Scaling:
     topk_means: np.ndarray | None
 
 
-def count_cacheable(m: int, compute: Compute, tau: float) -> int:
-    """Return how many targets fit in memory with a bank of `m` queries at `tau`.
-
-    One matrix product then serves all iterations.
-    """
-    width = 2 if tau <= HALF_TAU else 4
-    return int(KEPT_SHARE * compute.bytes()) // (m * width)
-
-
 class Kernel:
     """K = exp( s(b_u, t_j)/tau + log alpha_u ) [n, m], block by block.
 
@@ -94,11 +64,13 @@ class Kernel:
     with w = exp(change of log alpha), instead of multiplying matrices.
 
     Args:
-        similarities: The similarities of the bank.
+        similarities: The similarities of the bank. The kernel takes over their
+            `products`.
         columns: The targets; the first are the gallery.
+        mass: The number of targets that each target of the gallery stands for.
         tau: The temperature.
-        answers: The thresholds [m] of the answers to hide, as in `Similarities.tiles`.
-            The largest other entries are hidden in the gallery only.
+        answers: The thresholds of the answers to hide, see `Answers`. In the gallery,
+            the largest other entry of each target is hidden, too.
         k: The k of `Scaling.topk_means`.
         distinct: The number of distinct bank rows.
     """
@@ -106,7 +78,8 @@ class Kernel:
     def __init__(
         self,
         similarities: Similarities,
-        columns: Sequence[Columns],
+        columns: Sequence[Vectors],
+        mass: float,
         tau: float,
         answers: np.ndarray | None,
         k: int | None,
@@ -116,28 +89,37 @@ class Kernel:
         self._library = library = similarities.library
         self._columns = columns
         self._tau = tau
-        self._answers = answers
         self._k = k
-        sizes = [part.targets.rows for part in columns]
-        masses = np.array([part.mass for part in columns], np.float32)
-        self._gallery = sizes[0]
-        self._n = sum(sizes)
-        self._mass = library.to_device(np.repeat(masses, sizes))
+        self._thresholds: Array = None
+        if answers is not None:
+            scaled = similarities.lower(answers) * (1 / tau)
+            self._thresholds = library.to_device(scaled)
+        self._gallery = columns[0].rows
+        self._n = sum(targets.rows for targets in columns)
+        masses = np.ones(self._n, np.float32)
+        masses[: self._gallery] = mass
+        self._mass = library.to_device(masses)
         self._log_scale = library.empty((self._n,), library.accumulator)
         self.topk_means: Array = None
         if k is not None:
             self.topk_means = library.empty((self._gallery,), library.accumulator)
+        self._kept = similarities.products
+        self._has_products = self._kept is not None
+        similarities.products = None
+        shape = (self._n, similarities.m)
+        room = KEPT_SHARE * similarities.compute.bytes() / math.prod(shape)
+        may_halve = min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU
+        self._in_halves = 2 <= room < 4 and may_halve
+        if self._in_halves:
+            self._kept = library.empty(shape, library.half)
+        elif room >= 4 and not self._has_products:
+            self._kept = library.empty(shape, library.xp.float32)
+        # Halves hold numbers up to 1, so their exponentials need a peak.
+        self._narrow = 0.0 if self._in_halves else NARROW
+        self._drift = -1.0
+        if self._kept is not None:
+            self._drift = SAFE_DRIFT[self._kept.itemsize]
         self._reference = np.zeros(similarities.m)  # log alpha of the kept exponentials
-        self._drift = 0.0  # the safe change of log alpha; 0 if nothing is kept
-        types = {4: library.xp.float32}
-        if min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU:
-            types[2] = library.half
-        room = KEPT_SHARE * similarities.compute.bytes() / (self._n * similarities.m)
-        for width, dtype in types.items():
-            if width <= room:
-                self._kept = library.empty((self._n, similarities.m), dtype)
-                self._drift = SAFE_DRIFT[width]
-                break
 
     def first_log_sums(self) -> np.ndarray:
         """Return LSE_j( s(b_u, t_j)/tau + log w_j ) of each bank row: float64 [m].
@@ -146,24 +128,24 @@ class Kernel:
         """
         library = self._library
         xp = library.xp
-        sums = library.full((self._similarities.m,), -math.inf)
-        is_cosine = self._similarities.metric is Metric.COSINE
-        is_narrow = is_cosine and self._similarities.longest / self._tau <= NARROW
-        for rows, x in self._exponents("Sinkhorn iteration 1"):
+        sums = library.to_device(np.full(self._similarities.m, -math.inf))
+        for tile in self._exponents("Sinkhorn iteration 1"):
+            rows = tile.rows
+            x = tile.s
+            mass = xp.astype(self._mass[rows], x.dtype, copy=False)
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
-            mass = self._mass[rows]
-            if is_narrow:  # one exponential serves both directions
-                values, log_scale = exponentials(x, library)
-                weights = xp.astype(mass * xp.exp(log_scale), values.dtype)
-                log_share = xp.log(multiply(values.T, weights))
+            is_narrow = tile.bound <= self._narrow
+            if tile.bound <= NARROW:
+                # The exponentials of rows serve the sums over columns, too.
+                values, log_scale = exponentials(x, library, is_narrow)
+                log_share = xp.log(multiply(values.T, mass * xp.exp(log_scale)))
             else:
                 peak = xp.clip(xp.max(x, axis=0), min=float(xp.finfo(x.dtype).min))
-                share = multiply(xp.exp(x - peak).T, xp.astype(mass, x.dtype))
-                log_share = xp.log(share) + peak
-                values, log_scale = exponentials(x, library)
+                log_share = xp.log(multiply(xp.exp(x - peak).T, mass)) + peak
+                values, log_scale = exponentials(x, library, is_narrow)
             sums = xp.logaddexp(sums, log_share)
-            self._keep(rows, values, log_scale)
+            self._log_scale[rows] = log_scale
         return to_host(sums).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, label: str) -> np.ndarray:
@@ -173,31 +155,28 @@ class Kernel:
             log_alpha: The log of alpha [m].
             label: The name of this step in progress reports.
         """
-        total = self._library.full((self._similarities.m,), 0.0)
+        total = self._library.to_device(np.zeros(self._similarities.m))
         for rows, values, weights in self._blocks(log_alpha, label):
             n_beta = self._mass[rows] / multiply(values, weights)
-            total += multiply(values.T, n_beta) * weights
-        return to_host(total).astype(np.float64)
+            total += multiply(values.T, n_beta)
+        return to_host(total * weights).astype(np.float64)
 
     def log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
         """Return LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery [n].
 
         Return None if that would need matrix products.
         """
-        if not self._serves(log_alpha):
+        change = log_alpha - self._reference
+        if not np.ptp(change) <= self._drift:
             return None
         sums = self._library.empty((self._n,), self._library.accumulator)
         for rows, values, weights in self._blocks(log_alpha, "log-sum-exp"):
             if rows.start < self._gallery:
                 log_sums = self._library.xp.log(multiply(values, weights))
                 sums[rows] = log_sums + self._log_scale[rows]
-        change = float((log_alpha - self._reference).max())
-        return to_host(sums[: self._gallery]) + change
-
-    def _serves(self, log_alpha: np.ndarray) -> bool:
-        """Return True if the kept exponentials can be used for `log_alpha`."""
-        change = float(np.ptp(log_alpha - self._reference))
-        return self._drift > 0 and change <= self._drift
+        peak = self._library.half_peak if self._in_halves else 1.0
+        log_sums = to_host(sums[: self._gallery])
+        return log_sums + (float(change.max()) - math.log(peak))
 
     def _blocks(
         self, log_alpha: np.ndarray, label: str
@@ -208,77 +187,82 @@ class Kernel:
         A block may overwrite the previous one.
         """
         library = self._library
-        m = self._similarities.m
-        if not self._serves(log_alpha):
-            self._reference = log_alpha
-            added = library.matching(log_alpha)
-            for rows, x in self._exponents(label):
-                x += added(x)
-                values, log_scale = exponentials(x, library)
-                yield rows, values, library.xp.ones_like(values[0])
-                self._keep(rows, values, log_scale)
-            return
-        height = self._similarities.tile_rows()
-        if library.is_on_cpu:
-            height = max(BLOCK_BYTES * library.threads // (4 * m), 1)
-        float32 = library.xp.float32
+        xp = library.xp
         change = log_alpha - self._reference
-        weights = library.to_device(np.exp(change - change.max()), float32)
-        scratch = None
-        if self._kept.dtype != float32:
-            scratch = library.empty((min(height, self._n), m), float32)
+        if not np.ptp(change) <= self._drift:  # nothing is kept, or it is too far away
+            self._reference = log_alpha
+            added = library.to_device(log_alpha)
+            largest = float(np.abs(log_alpha).max())
+            for tile in self._exponents(label):
+                x = tile.s
+                x += xp.astype(added, x.dtype, copy=False)
+                is_narrow = tile.bound + largest <= self._narrow
+                values, self._log_scale[tile.rows] = exponentials(x, library, is_narrow)
+                yield tile.rows, values, xp.ones_like(values[0])
+            return
+        progress = self._similarities.compute.progress
+        height = min(self._similarities.tile_rows, self._n)
+        weights = library.to_device(np.exp(change - change.max()), xp.float32)
+        if self._in_halves:
+            scratch = library.empty((height, len(weights)), xp.float32)
         for start in range(0, self._n, height):
             rows = slice(start, min(start + height, self._n))
             values = self._kept[rows]
-            if scratch is not None:
+            if self._in_halves:
                 library.from_halves(values, scratch[: len(values)])
                 values = scratch[: len(values)]
             yield rows, values, weights
-            self._similarities.compute.report(label, rows.stop, self._n)
+            if progress is not None:
+                progress(label, rows.stop, self._n)
 
-    def _exponents(self, label: str) -> Iterator[tuple[slice, Array]]:
-        """Yield the rows and s/tau [b, m] of all columns; hidden entries are -inf."""
+    def _exponents(self, label: str) -> Iterator[Tile]:
+        """Yield s/tau of all columns, in order; hidden entries are -inf.
+
+        The reader turns each tile into exponentials, in place. They are kept if there
+        is room.
+        """
+        similarities = self._similarities
+        library = self._library
+        float32 = library.xp.float32
+        scale = 1 / self._tau
+        out = None
         first = 0
-        for part in self._columns:
-            for tile in self._similarities.tiles(
-                part.targets,
-                label,
-                scale=1 / self._tau,
-                answers=self._answers,
-                largest=not first,
-            ):
-                rounding = tile.bound * self._library.xp.finfo(tile.s.dtype).eps
-                if not rounding < 1:  # also if it is NaN
+        for targets in self._columns:
+            if self._kept is not None and not self._in_halves:
+                out = self._kept[first : first + targets.rows]
+            tiles = similarities.tiles(targets, label, scale, out)
+            if self._has_products:
+                tiles = similarities.scale_tiles(out, scale)
+            for tile in tiles:
+                s = tile.s
+                if not tile.bound * library.xp.finfo(s.dtype).eps < 1:  # also if NaN
                     raise InputError(
                         f"tau={self._tau:.4g} is out of proportion to the similarities "
                         "of these vectors: it is below their rounding error; use a "
                         "larger tau, such as the default"
                     )
-                yield slice(first + tile.rows.start, first + tile.rows.stop), tile.s
-            first += part.targets.rows
-
-    def _keep(self, rows: slice, values: Array, log_scale: Array) -> None:
-        """Keep a block of K if there is room; `values` may be overwritten."""
-        if not self._drift:
-            return
-        library = self._library
-        self._log_scale[rows] = log_scale
-        if self._kept.dtype == library.xp.float32:
-            self._kept[rows] = values
-            return
-        self._log_scale[rows] -= math.log(library.half_peak)
-        values = library.xp.astype(values, library.xp.float32, copy=False)
-        library.to_halves(values, self._kept[rows])
+                if self._thresholds is not None:
+                    similarities.hide(s, self._thresholds, largest=not first)
+                rows = slice(first + tile.rows.start, first + tile.rows.stop)
+                yield Tile(rows, s, tile.bound)
+                if self._in_halves:
+                    s = library.xp.astype(s, float32, copy=False)
+                    library.to_halves(s, self._kept[rows])
+                elif out is not None and s.dtype != float32:
+                    self._kept[rows] = s
+            first += targets.rows
+        self._has_products = False
 
 
 def sinkhorn(
     similarities: Similarities,
-    columns: Sequence[Columns],
+    columns: Sequence[Vectors],
     tau: float,
     iterations: int,
     same: np.ndarray,
     answers: Answers | None = None,
     k: int | None = None,
+    mass: float = 1.0,
 ) -> Scaling:
     """Run Sinkhorn over all columns: DBSN algorithm A1 in the log domain.
 
@@ -296,19 +280,25 @@ def sinkhorn(
     One pass over the similarities is one iteration: a block of K gives its beta = w /
     (n K 1), and K' beta is the block's share of the next log alpha. No row of that
     product can underflow: each log alpha gives every bank row a share of 1/m over n
-    columns, so some target holds at least 1/(m n) of it, in a column whose total is at
+    columns. So some target holds at least 1/(m n) of it, in a column whose total is at
     most 1.
+
+    An iteration moves log alpha no further than the one before did: Sinkhorn's maps do
+    not expand the range of a difference (Birkhoff 1957). So iterations end early if all
+    that remain could not change an offset, see `CONVERGED`.
 
     Args:
         similarities: The similarities of the bank.
         columns: The targets; the first are the gallery.
         tau: The temperature, in units of the similarity.
-        iterations: The number of passes.
+        iterations: The number of passes, at most.
         same: The first bank row that equals each bank row, [m].
         answers: The answers, which all sums leave out. In the gallery, sums also leave
             out the largest other entry of each target.
         k: If given, the first pass also computes the mean of the k largest entries of
             each target.
+        mass: The number of targets that each target of the gallery stands for, if it is
+            a sample.
 
     Returns:
         log alpha, and the other results of the passes.
@@ -317,20 +307,25 @@ def sinkhorn(
         InputError: tau is below the rounding error of the similarities, so that a row
             may underflow.
     """
-    n = sum(part.targets.rows * part.mass for part in columns)
+    n = mass * columns[0].rows + sum(targets.rows for targets in columns[1:])
     thresholds = None
     weights = np.ones(similarities.m)
     if answers is not None:
         thresholds = answers.thresholds
         weights = answers.weights
-    kernel = Kernel(similarities, columns, tau, thresholds, k, len(np.unique(same)))
+    distinct = len(np.unique(same))
+    kernel = Kernel(similarities, columns, mass, tau, thresholds, k, distinct)
     log_mass = np.log(weights / weights.sum())
     with np.errstate(divide="ignore"):  # an entirely hidden bank row has no share
         log_alpha = _balance(log_mass, kernel.first_log_sums(), same)
         for iteration in range(2, iterations + 1):
             label = f"Sinkhorn iteration {iteration} of {iterations}"
             log_shares = np.log(kernel.shares(log_alpha, label) / n)
-            log_alpha = _balance(log_alpha + log_mass, log_shares, same)
+            before = log_alpha
+            log_alpha = _balance(before + log_mass, log_shares, same)
+            change = tau * float(np.ptp(log_alpha - before))
+            if change * (iterations - iteration) <= CONVERGED:
+                break
     means = kernel.topk_means
     if means is not None:
         means = to_host(means).astype(np.float64)

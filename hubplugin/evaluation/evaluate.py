@@ -103,7 +103,7 @@ def evaluate(
             raise InputError(
                 "a filter is for a store; arrays and files are searched whole"
             )
-        chosen = Metric.parse(metric or Metric.COSINE)
+        chosen = Metric(metric or Metric.COSINE)
         models = models or {}
         rows = cast(Names, names)
         ranked = rank_arrays(task, targets, truth, rows, chosen, bank, methods, models)

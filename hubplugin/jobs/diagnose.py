@@ -236,7 +236,7 @@ def diagnose(
     """
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
-    chosen = Metric.parse(metric)
+    chosen = Metric(metric)
     names = names_of(targets, show)  # raises for a missing file before any work
     examples = Bank.of(bank)
     if isinstance(targets, Store):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hubplugin.bank import PreparedBank
 from hubplugin.methods.base import AnswersRule, Method, Solution
-from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolve_sample
+from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample
 from hubplugin.model import Setting, Term, TopKMean
 
 SPREAD_SHARE = 0.5
@@ -61,33 +61,41 @@ class Blend(Method):
     answers: AnswersRule = "auto"
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        m = len(bank.distinct)  # a repeated query adds nothing
-        tau = SPREAD_SHARE * bank.deviation if self.tau is None else self.tau
-        strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
+        tau = self.tau
+        if tau is None:
+            tau = SPREAD_SHARE * bank.deviation
+        strength = self.strength
+        if strength is None:
+            m = len(bank.distinct)  # a repeated query adds nothing
+            strength = m / (m + HALF_STRENGTH)
+        tau = float(f"{max(tau, 1e-12):.4g}")
+        dbsn = DualBankSinkhorn(tau=tau, sample=self.sample)
         return {
-            "tau": float(f"{max(tau, 1e-12):.4g}"),
+            "tau": tau,
             "strength": float(f"{strength:.4g}"),
-            "sample": resolve_sample(self.sample, bank, tau),
+            **dbsn.resolve_parameters(bank),
         }
 
     def solve(self, bank: PreparedBank) -> Solution:
-        settings = self.model_dump()
-        dbsn_scale = settings["strength"] * self.share
-        nnn_scale = -settings["strength"] * (1 - self.share) * self.alpha
-        nnn_term = TopKMean(bank.query_bank, self.k, nnn_scale, self.thresholds(bank))
+        resolved = self.model_dump()
+        nnn_scale = -resolved["strength"] * (1 - self.share) * self.alpha
         if not self.share:
-            return Solution((nnn_term,))
-        names = ("tau", "iterations", "sample", "answers")
-        dbsn = DualBankSinkhorn(**{name: settings[name] for name in names})
+            thresholds = self.thresholds(bank)
+            term = TopKMean(bank.query_bank, self.k, nnn_scale, thresholds)
+            return Solution((term,))
+        shared = ("tau", "iterations", "sample", "answers")
+        dbsn = DualBankSinkhorn(**{name: resolved[name] for name in shared})
         # The first product of the fit serves both terms.
-        k = self.k if self.share < 1 else None
-        solution = dbsn.solve(bank, k)
+        solution = dbsn.solve(bank, self.k if self.share < 1 else None)
         (term,) = solution.terms
-        terms: tuple[Term, ...] = (replace(term, scale=dbsn_scale * term.scale),)
-        raw = None if solution.raw is None else dbsn_scale * solution.raw
-        if k is None:
+        scale = resolved["strength"] * self.share
+        terms: tuple[Term, ...] = (replace(term, scale=scale * term.scale),)
+        raw = None
+        if solution.raw is not None:
+            raw = scale * solution.raw
+        if self.share == 1:
             return Solution(terms, raw)
-        terms += (nnn_term,)
+        terms += (TopKMean(bank.query_bank, self.k, nnn_scale, term.answers),)
         if raw is None or solution.topk_means is None:
             return Solution(terms)
         return Solution(terms, raw + nnn_scale * solution.topk_means)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.compute import Columns, count_cacheable, sinkhorn
+from hubplugin.compute import HALF_TAU, KEPT_SHARE, sinkhorn
 from hubplugin.methods.base import Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import as_vectors, draw_sample
@@ -31,20 +31,6 @@ Sample: TypeAlias = Annotated[
     BeforeValidator(lambda value: None if value == "all" else value),
 ]
 """The number of targets for log alpha, see `SinkhornNormalisation`; None means all."""
-
-
-def resolve_sample(sample: Sample, bank: PreparedBank, tau: float) -> int | None:
-    """Return the number of targets in a sample, or None for all targets."""
-    if sample != "auto":
-        return sample
-    if bank.targets is None:
-        return None
-    n = bank.targets.rows
-    p = 0 if bank.target_bank is None else len(bank.target_bank)
-    room = count_cacheable(len(bank.query_bank), bank.compute, tau) - p
-    if room >= LEAST_CACHED:
-        return None if n <= min(room, SAMPLED_ABOVE) else min(SAMPLE, room)
-    return SAMPLE if n > SAMPLED_ABOVE else None
 
 
 class SinkhornNormalisation(Method):
@@ -74,7 +60,21 @@ class SinkhornNormalisation(Method):
     sample: Sample = "auto"
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:
-        return {"sample": resolve_sample(self.sample, bank, self.tau)}
+        if self.sample != "auto":
+            return {"sample": self.sample}
+        if bank.targets is None:
+            return {"sample": None}
+        width = 2 if self.tau <= HALF_TAU else 4  # bytes of an exponential
+        memory = int(KEPT_SHARE * bank.compute.bytes())
+        room = memory // (len(bank.query_bank) * width)
+        if bank.target_bank is not None:
+            room -= len(bank.target_bank)
+        most = SAMPLED_ABOVE
+        sample = SAMPLE
+        if room >= LEAST_CACHED:
+            most = min(room, SAMPLED_ABOVE)
+            sample = min(room, SAMPLE)
+        return {"sample": sample if bank.targets.rows > most else None}
 
     def solve(self, bank: PreparedBank, k: int | None = None) -> Solution:
         """Run Sinkhorn.
@@ -83,36 +83,47 @@ class SinkhornNormalisation(Method):
         each target.
         """
         targets = bank.require_targets()
-        answers = bank.answers if self.answers == "left out" else None
-        mass = bank.count / targets.rows
-        sample = self.sample if isinstance(self.sample, int) else targets.rows
-        is_sampled = sample < targets.rows
         seen = targets
+        mass = 1.0
+        if bank.whole is not None:  # the targets are themselves a sample
+            mass = bank.whole.count / targets.rows
+        is_sampled = isinstance(self.sample, int) and self.sample < targets.rows
         if is_sampled:
             message = (
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all"
             )
-            logger.warning(message, sample, targets.rows)
+            logger.warning(message, self.sample, targets.rows)
             rng = np.random.default_rng(0)
-            drawn = draw_sample(targets, sample, bank.metric, rng)
+            drawn = draw_sample(targets, self.sample, bank.metric, rng)
             seen = as_vectors(drawn, targets.name)
-            mass = mass * targets.rows / sample
+            mass *= targets.rows / self.sample
             k = None
-        columns = [Columns(seen, mass)]
+        columns = [seen]
         if self.dual and bank.target_bank is not None:
-            columns.append(Columns(bank.answer_vectors))
+            columns.append(bank.answer_vectors)
+        similarities = bank.similarities
+        answers = None
+        if self.answers == "left out":
+            # The search for answers multiplies the same columns, unless these are fewer.
+            has_all = self.dual or bank.target_bank is None
+            similarities.keeps_products = has_all and not is_sampled
+            answers = bank.answers
         scaling = sinkhorn(
-            bank.similarities, columns, self.tau, self.iterations, bank.same, answers, k
+            similarities,
+            columns,
+            self.tau,
+            self.iterations,
+            bank.same,
+            answers,
+            k,
+            mass,
         )
         raw = None
         if scaling.log_sums is not None and not is_sampled:
             raw = -self.tau * scaling.log_sums
+        thresholds = None if answers is None else answers.thresholds
         term = LogSumExp(
-            bank.query_bank,
-            self.tau,
-            -self.tau,
-            scaling.log_alpha,
-            self.thresholds(bank),
+            bank.query_bank, self.tau, -self.tau, scaling.log_alpha, thresholds
         )
         return Solution((term,), raw, scaling.topk_means)
 

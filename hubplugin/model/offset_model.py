@@ -13,6 +13,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.compute import Compute, Similarities, reduce
+from hubplugin.compute.device import Library
 from hubplugin.errors import EmptyInput, InputError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
@@ -162,7 +163,7 @@ class OffsetModel(ShownByFacts):
         vectors = as_vectors(targets, "targets")
         products = vectors.rows * sum(term.bank.size for term in self.terms)
         compute = compute.for_products(products)
-        if not compute.library().is_on_cpu:
+        if not Library(compute).is_on_cpu:
             # On a GPU, computing all offsets is quicker than scanning for zero vectors
             # first, so scan only if one turns up.
             try:
@@ -174,7 +175,9 @@ class OffsetModel(ShownByFacts):
         except EmptyInput:
             return np.zeros(vectors.rows, np.float32)
         offsets = self._centred(self.raw_offsets(directed, compute))
-        return offsets if directed is vectors else directed.for_source(offsets)
+        if isinstance(directed, Directed) and directed is not vectors:
+            return directed.for_source(offsets)
+        return offsets
 
     def _centred(self, raw: np.ndarray) -> np.ndarray:
         """Return `raw` offsets centred and capped: float32 [n]."""
@@ -240,16 +243,18 @@ class OffsetModel(ShownByFacts):
         Raises:
             InputError: An offset is beyond float32.
         """
-        _require_finite(self, raw)
+        if not np.abs(raw).max() < LARGEST:  # also if one is NaN
+            raise _out_of_proportion(self)
         centre = float(raw.mean())
         centred = raw - centre
         gallery = GalleryStatistics(
             len(raw), float(centred.min()), float(centred.max()), float(centred.std())
         )
-        model = replace(self, centre=centre, gallery=gallery)
-        fitted = targets.for_source(model._centred(raw))
+        fitted = centred.astype(np.float32)
+        if isinstance(targets, Directed):
+            fitted = targets.for_source(fitted)
         fitted.flags.writeable = False
-        return replace(model, fitted=fitted)
+        return replace(self, centre=centre, gallery=gallery, fitted=fitted)
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """Return the sum of the terms, neither centred nor capped: float64 [n].
@@ -270,7 +275,8 @@ class OffsetModel(ShownByFacts):
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):
                     total += term.scale * value
-        _require_finite(self, total)
+        if not np.abs(total).max() < LARGEST:
+            raise _out_of_proportion(self)
         return total
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -324,14 +330,13 @@ class OffsetModel(ShownByFacts):
         return f"OffsetModel({', '.join(parts)})"
 
 
-def _require_finite(model: OffsetModel, raw: np.ndarray) -> None:
-    """Raise InputError if any of the `raw` offsets of a model is beyond float32."""
-    if not max(raw.max(), -raw.min()) < LARGEST:  # also if one is NaN
-        raise InputError(
-            f"{describe_method(model.method, model.parameters)} gives offsets that a "
-            "search cannot add: its parameters are out of proportion to the "
-            "similarities of these vectors"
-        )
+def _out_of_proportion(model: OffsetModel) -> InputError:
+    """Return the error for a model with an offset beyond float32."""
+    return InputError(
+        f"{describe_method(model.method, model.parameters)} gives offsets that a "
+        "search cannot add: its parameters are out of proportion to the "
+        "similarities of these vectors"
+    )
 
 
 def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:

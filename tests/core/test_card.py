@@ -146,7 +146,7 @@ def test_a_second_card_fits_and_a_third_is_not_there(sets):
     with Card(devices=2):
         fit(sets, device="cuda:1")
         with refused(InputError, "invalid device ordinal"):
-            Compute("cuda:2").library()
+            Compute("cuda:2").torch_device()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, dtype, seed):
     np.testing.assert_array_equal(values, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(s, columns, axis=1))
     assert all(len(set(row)) == k for row in columns.tolist())
-    library = Library(torch.device("cpu"))
+    library = Library(hubplugin.Compute("cpu"))
     # As a processor finds them, and as a card: in the groups of columns whose largest are large.
     for library.is_on_cpu in (True, False):
         found = topk_values(torch.from_numpy(s), k, library).numpy()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubplugin import Bank, InputError, OffsetModel, fit
-from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
+from hubplugin.compute import Compute, Similarities, sinkhorn
 from hubplugin.compute.device import reduces_precision
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
@@ -215,12 +215,14 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     rng = np.random.default_rng(1)
     bank, half, second = units(rng, 60, 50, 30, d=8)
     similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
-    others = Columns(as_vectors(second))
-    given = Columns(as_vectors(half), mass=2.0)
-    twice = Columns(as_vectors(np.concatenate([half, half])))
+    others = as_vectors(second)
+    given = as_vectors(half)
+    twice = as_vectors(np.concatenate([half, half]))
     found, expected = (
-        sinkhorn(similarities, [columns, others], 0.05, 10, np.arange(60)).log_alpha
-        for columns in (given, twice)
+        sinkhorn(
+            similarities, [columns, others], 0.05, 10, np.arange(60), mass=mass
+        ).log_alpha
+        for columns, mass in ((given, 2.0), (twice, 1.0))
     )
     assert_near(found, expected, 1e-4)
 
