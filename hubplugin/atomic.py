@@ -42,6 +42,11 @@ def open_own(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> BinaryIO
     raise OSError(errno.EINVAL, NOT_REGULAR)
 
 
+def reason(error: Exception) -> str:
+    """Return the words of an error, without its number and without a temporary name."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
     """Return why a file of `needed` bytes cannot be created in `folder`, or "".
 
@@ -51,7 +56,7 @@ def lack_of_room(folder: str | os.PathLike[str], needed: int = 0) -> str:
         tempfile.TemporaryFile(dir=folder).close()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return error.strerror or str(error)
+        return reason(error)
     if free >= needed:
         return ""
     full = os.strerror(errno.ENOSPC)

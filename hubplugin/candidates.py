@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
 from hubplugin.calibration import FIRST, choose_queries
 from hubplugin.corrections import Manifest, ManifestStore, Version
@@ -58,7 +59,7 @@ class CandidateVersion(Version):
     """
 
     gallery: str
-    oversampling: float = 1.0
+    oversampling: float = Field(default=1.0, gt=0, le=WIDEST)
 
     def candidates(self, k: int) -> int:
         """Return the number of candidates that a search for `k` results reranks."""
@@ -221,12 +222,13 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         """Append a text to a place.
 
         Args:
-            name: The name of the place. It is created if it does not exist.
+            name: The name of the place. Raises StoreError if it does not exist: another
+                run has deleted it, and nobody would delete it again.
             text: The text.
         """
         place = self.open_place(name)
         if place is None:
-            place = self.make_place(name, "log")
+            raise self.overtaken()
         self.append_text(place, text)
 
     @property
@@ -270,14 +272,18 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return OffsetModel.from_texts(texts, self.url)
 
     def write_model(self, version: CandidateVersion, model: OffsetModel) -> None:
+        name = self.name_of(version, "model")
+        self.make_place(name, "log")
         for text in model.to_texts():
-            self.append(self.name_of(version, "model"), text)
+            self.append(name, text)
 
     def delete_model(self, version: CandidateVersion) -> None:
         self.drop(self.name_of(version, "model"))
 
     def make_room(self, version: CandidateVersion) -> None:
-        """Do nothing: the first `append` creates the log."""
+        name = self.name_of(version)
+        if self.open_place(name) is None:
+            self.make_place(name, "log")
 
     def delete_offsets(
         self, versions: Sequence[CandidateVersion], progress: Progress | None
@@ -330,7 +336,11 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         known = self._snapshot
         if known.version is not None and known.version.word == version.word:
             snapshot = replace(known, version=version)
-        for text in self.read_log(self.name_of(version), snapshot.seen):
+        texts = self.read_log(self.name_of(version), snapshot.seen)
+        if texts:
+            # A copy: searches in other threads use the snapshot that is known.
+            snapshot = replace(snapshot, offsets=dict(snapshot.offsets))
+        for text in texts:
             for key, offset, checksum in json.loads(text):
                 snapshot.offsets[key] = offset, checksum
             snapshot.seen += 1
@@ -457,6 +467,7 @@ class CandidateWriting(Writing):
         self._store.append(self._store.name_of(self._version), json.dumps(rows))
 
     def activate(self) -> None:
+        self._store.require_owner(self._version)
         oversampling = self._store.calibrate(self._version)
         self._store.switch(self._version.replace(oversampling=oversampling))
         self._store.clear()

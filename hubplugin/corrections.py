@@ -102,7 +102,7 @@ class Manifest(Record, Generic[V]):
 
     format: int = FORMAT
     hubplugin: str = __version__
-    last_number: int = 0
+    last_number: int = Field(default=0, ge=0, le=2**31 - 2)
     active: dict[str, V] = {}
     previous: dict[str, V] = {}
     writing: V | None = None
@@ -330,9 +330,11 @@ class ManifestStore(Store, Generic[V]):
 
     def model(self, version: V) -> OffsetModel:
         """Return the model of `version`. The latest model is cached."""
-        if self._known is None or self._known.fingerprint != version.model:
-            self._known = self.read_model(version)
-        return self._known
+        known = self._known
+        if known is None or known.fingerprint != version.model:
+            known = self.read_model(version)
+            self._known = known
+        return known
 
     def start_version(
         self, model: OffsetModel, progress: Progress | None = None
@@ -373,7 +375,7 @@ class ManifestStore(Store, Generic[V]):
         manifest = self.read_manifest()
         if version.word not in {other.word for other in manifest.retired}:
             self.delete_model(version)  # no manifest names it any more
-            raise self._overtaken()
+            raise self.overtaken()
         return manifest.clear([version]), version
 
     def require_owner(self, version: V) -> Manifest[V]:
@@ -383,10 +385,10 @@ class ManifestStore(Store, Generic[V]):
         """
         manifest = self.read_manifest()
         if version.owner not in {other.owner for other in manifest.maintained}:
-            raise self._overtaken()
+            raise self.overtaken()
         return manifest
 
-    def _overtaken(self) -> StoreError:
+    def overtaken(self) -> StoreError:
         """Return the error for a run that another run has replaced."""
         return StoreError(
             f"{self.url}: another run has begun since, and this one stops; searches "

@@ -468,5 +468,5 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         atomic.write(os.path.realpath(path), content)
     except OSError as error:
-        message = f"cannot write {os.fspath(path)!r}: {error.strerror}"
+        message = f"cannot write {os.fspath(path)!r}: {atomic.reason(error)}"
         raise InputError(message) from None

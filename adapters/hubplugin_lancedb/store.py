@@ -76,6 +76,11 @@ class LanceStore(CandidateStore):
                 f"{self.url} has the columns {', '.join(columns)}; expected an id and a "
                 "vector among them"
             )
+        if not is_id(columns["id"]):
+            raise StoreError(
+                f"{self.url} has ids of the type {columns['id']}; expected integers or "
+                "texts"
+            )
         self.dim = vector.list_size
         self.gallery = f"of {self.dim} dimensions"
 
@@ -197,6 +202,17 @@ def as_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return a column of vectors as an array [n, d]."""
     values: np.ndarray = pc.list_flatten(column).to_numpy(zero_copy_only=False)
     return values.reshape(len(column), column.type.list_size)
+
+
+def is_id(kind: pa.DataType) -> bool:
+    """Return True if values of a column of this type can be ids of targets."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    )
 
 
 def as_literal(id: Id | None) -> str:

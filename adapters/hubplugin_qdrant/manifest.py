@@ -39,6 +39,9 @@ MOST_PARTS = 2**16
 LARGEST = 2**31 - 1
 """An upper bound of candidates and hnsw_ef, larger than any server accepts."""
 
+LARGEST_OFFSET = 3e38
+"""An upper bound of offsets, which are float32."""
+
 Oversampling: TypeAlias = Annotated[float, Field(gt=0, le=1e6)]
 
 Payload: TypeAlias = dict[str, Any]
@@ -72,7 +75,7 @@ class QdrantVersion(corrections.Version):
 
     storage: Literal["payload", "vector"] = "payload"
     parts: int = Field(ge=1, le=MOST_PARTS)
-    ceiling: float = 0.0
+    ceiling: float = Field(default=0.0, ge=0, le=LARGEST_OFFSET)
     oversampling: Oversampling = DEFAULT_OVERSAMPLING
     exact_oversampling: Oversampling | None = None
     hnsw_ef: int | None = Field(default=None, ge=1, le=LARGEST)

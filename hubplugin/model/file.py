@@ -104,7 +104,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
             return file.read()
     except (OSError, ValueError) as error:
         raise ModelFileError(
-            f"cannot read model file {os.fspath(path)!r}: {error}"
+            f"cannot read model file {os.fspath(path)!r}: {atomic.reason(error)}"
         ) from None
 
 
@@ -117,7 +117,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         atomic.write(os.path.realpath(path), content)
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
         raise ModelFileError(
-            f"cannot write model file {os.fspath(path)!r}: {error}"
+            f"cannot write model file {os.fspath(path)!r}: {atomic.reason(error)}"
         ) from None
 
 

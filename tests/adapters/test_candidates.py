@@ -90,6 +90,36 @@ def test_a_search_whose_correction_another_process_replaces_or_removes_answers(
     assert store.search(queries, 10) == store.search(queries, 10, raw=True)
 
 
+def test_a_run_that_another_overtakes_stops_in_one_line_and_leaves_nothing(
+    gallery, rng
+):
+    user, store, _, vectors = gallery
+    rows, queries = np.stack(list(vectors.values())), clustered(rng, 80, DIM)
+    older, newer = (fit(rows, queries, method) for method in ("nnn", "csls"))
+    with store.begin(older) as writing:
+        batch = next(iter(writing.scan()))
+        apply(user.open(), newer, force=True)
+        for step in (
+            lambda: writing.write(batch, older.offsets(batch.vectors)),
+            writing.activate,
+        ):
+            with refused(StoreError, "another run has begun since"):
+                step()
+    remove(user.open())
+    assert user.left() == []
+
+
+def test_what_a_search_has_looked_at_does_not_change_under_it(gallery, rng):
+    user, store, _, vectors = gallery
+    key = next(iter(vectors))
+    before = store.look()
+    offset = before.offsets[key]
+    user.put([key], clustered(rng, 1, DIM))
+    refresh(user.open())
+    assert store.look(anew=True).offsets[key] != offset
+    assert before.offsets[key] == offset
+
+
 def test_queries_recorded_in_a_folder_behind_the_url_are_the_bank(
     gallery, rng, tmp_path
 ):

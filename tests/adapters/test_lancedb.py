@@ -1,5 +1,7 @@
 """The adapter for LanceDB, through its entry point, passes the conformance suite."""
 
+import re
+
 import lancedb
 import numpy as np
 import pyarrow as pa
@@ -159,6 +161,17 @@ def test_odd_ids_are_found_and_a_row_without_one_is_no_error(tmp_path, rng, kind
         refresh(store)
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("s")])
+def test_ids_that_are_neither_numbers_nor_texts_are_refused_at_once(
+    tmp_path, rng, kind
+):
+    ids = pa.array([str(number) for number in range(50)])
+    if kind != pa.binary():
+        ids = pa.array(range(50))
+    with refused(StoreError, f"ids of the type {re.escape(str(kind))}; expected"):
+        create(tmp_path, draw(rng), ids.cast(kind))
+
+
 def test_a_filter_keeps_to_its_rows(corrected, rng):
     _, store = corrected
     found = store.with_filter("id >= 40").search(draw(rng, 3), 10)
@@ -200,3 +213,22 @@ def test_rows_that_share_an_id_are_refused_before_anything_is_written(tmp_path, 
     with refused(StoreError, "an id of its own, which 1 is not"):
         apply(store, vectors[:40] + 0.1, "is", force=True)
     assert left_in(tmp_path) == ["photos.lance"]
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written_over(
+    corrected,
+):
+    folder, store = corrected
+    model, database = store.correction().model, lancedb.connect(folder)
+    manifest = store.read_manifest()
+    version = manifest.active[""].replace(oversampling=1e308)
+    for text in ("{", manifest.replace(active={"": version}).model_dump_json()):
+        schema = pa.schema([("number", pa.int64())], {"hubplugin": text})
+        database.create_table("photos__hubplugin", schema=schema, mode="overwrite")
+        for job in (remove, inspect, lambda store: apply(store, model, force=True)):
+            with refused(
+                StoreError,
+                r"table photos__hubplugin has a manifest that is .*then run apply$",
+            ):
+                job(open_store(store.url))
+        assert database.open_table("photos__hubplugin").schema == schema

@@ -91,6 +91,27 @@ def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
     assert bare["distances"] is None
 
 
+def test_what_is_written_while_another_correction_takes_over_has_its_offset(
+    photos, rng, monkeypatch
+):
+    collection, store, vectors = photos
+    newer = [fit(vectors, vectors[:90] + 0.1, "nnn", metric=store.metric)]
+    model = type(store).model
+
+    def replaced_meanwhile(self, version):
+        found = model(self, version)
+        while newer:
+            apply(store, newer.pop())
+        return found
+
+    monkeypatch.setattr(type(store), "model", replaced_meanwhile)
+    collection.add(ids=["new"], embeddings=vectors[:1])
+    assert newer == []
+    assert inspect(store, queries=0).missing == 0
+    store.remove()
+    assert [each.name for each in collection._client.list_collections()] == ["photos"]
+
+
 def test_a_filter_is_kept_and_ranks_corrected(photos):
     collection, store, vectors = photos
 

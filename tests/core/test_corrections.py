@@ -276,12 +276,34 @@ def test_a_version_keeps_its_number_and_date_when_it_is_amended(vectors, models)
     assert store.active() == before
 
 
+def test_a_model_that_another_thread_asks_for_meanwhile_is_no_answer(vectors):
+    store = InMemory(Disk(), vectors)
+    asked_meanwhile = []
+
+    class Model:
+        def __init__(self, name):
+            self._name = name
+
+        @property
+        def fingerprint(self):
+            while asked_meanwhile:
+                store.model(asked_meanwhile.pop())
+            return self._name
+
+    store.read_model = lambda version: Model(version.model)
+    store.model(version(1))
+    asked_meanwhile.append(version(2))
+    assert store.model(version(1)).fingerprint == "model 1"
+
+
 DAMAGED = [
     ("", "not JSON"),
     ("{", "not JSON"),
     ("[]", "damaged"),
     ('{"active": {"": {"number": 1}}}', r"damaged at 'active\.\.model'"),
     ('{"invented": 1}', "damaged at 'invented'"),
+    ('{"last_number": -5}', "damaged at 'last_number'"),
+    (f'{{"last_number": {2**31}}}', "damaged at 'last_number'"),
     (
         json.dumps({"format": FORMAT + 1, "hubplugin": "9.0"}),
         "of hubplugin 9.0; .* upgrade hubplugin",

@@ -147,6 +147,7 @@ READS = "of hubplugin x; .* reads format 7: "
         ({"format": 99, "hubplugin": "x"}, {}, f"{READS}upgrade hubplugin"),
         ({}, {"oversampling": 1e308}, "damaged at .*oversampling"),
         ({}, {"max_candidates": -5}, "damaged at .*max_candidates"),
+        ({}, {"ceiling": 1e308}, "damaged at .*ceiling"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_searched_raw_and_never_overwritten(
