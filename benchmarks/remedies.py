@@ -56,7 +56,7 @@ NEEDS = {
     "centred, then default": "queries; rewriting all vectors",
     "adapter, then default": "pairs; every query is mapped",
 }
-SIDES = {"": "clean", "asked": "asked before", "not asked": "not asked before"}
+SIDES = {"": "clean", "asked": "asked for", "not asked": "not asked for"}
 
 Gain = tuple[str, np.ndarray]
 """The side of a test, and the change of R@1 and R@10."""

@@ -248,7 +248,9 @@ def judge_by(
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
-            objections.append(f"what was asked before is harmed: {trial.asked}")
+            objections.append(
+                f"targets that were asked for before are harmed: {trial.asked}"
+            )
     notes = [*small_bank(bank_profile.distinct), *_notes(trial)]
     return replace(trial, objections=tuple(objections), notes=tuple(notes))
 
@@ -352,8 +354,8 @@ def objections_to_method(method: Method, trial: Trial) -> list[str]:
     objections = _objections_to_size(method, bank.distinct, trial.right is not None)
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
         objections.append(
-            f"{bank}, and {method.name!r} would push down what it asks for; "
-            "pass answers='left out'"
+            f"{bank}, and {method.name!r} would push down its answers; pass "
+            "answers='left out'"
         )
     if trial.right is None and trial.skewness >= trial.raw.skewness:
         objections.append(trial.change_of_skewness())
@@ -373,7 +375,7 @@ def _notes(trial: Trial) -> list[str]:
     right = trial.right
     asked = trial.asked
     if asked is not None and asked.change.sign:
-        notes.append(f"asked before: {asked}")
+        notes.append(f"targets asked for before: {asked}")
     if not trial.measurable:
         line = f"no effect can be measured: {trial.change_of_skewness()}"
         if right is not None:
@@ -389,8 +391,8 @@ def small_bank(distinct: int) -> list[str]:
     if distinct >= FEW:
         return []
     return [
-        f"the bank has {distinct} distinct queries: below {FEW} expect little; "
-        "collect 300 or more"
+        f"the bank has {distinct} distinct queries: with fewer than {FEW}, expect "
+        "little; collect 300 or more"
     ]
 
 
@@ -423,9 +425,9 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
     share = displacement(model, bank)
     if share > FARTHEST:
         raise _refusal(
-            "the offsets are far wider than the similarities to the bank: "
-            f"a query would have {share:.0%} of the gallery nearer than its first "
-            f"result ({FARTHEST:.0%} at most)",
+            "the offsets are far wider than the similarities to the bank: for a query, "
+            f"{share:.0%} of the gallery would be nearer than its first result (at most "
+            f"{FARTHEST:.0%} is allowed)",
             "embed the bank with the gallery's model",
         )
 
@@ -449,7 +451,7 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
 
 Parts: TypeAlias = tuple[str | Parameter, ...]
 
-COLLECT: Parts = ("collect queries that people ask of this very gallery",)
+COLLECT: Parts = ("collect queries that people ask of this gallery",)
 USE_BLEND: Parts = (
     "use ",
     Parameter("method", "blend"),
@@ -465,7 +467,7 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
             *COLLECT,
             ", pass ",
             answers,
-            " if documents are to be asked by documents",
+            " if documents are meant to be the queries",
         )
     if bank.kind == "swapped":
         return (

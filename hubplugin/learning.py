@@ -166,10 +166,10 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
     nearer = share_nearer(pairs)
     if nearer < NEARER:
         raise CorrectionRefused(
-            f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
-            f"these are nearer to their own than to another's ({NEARER:.0%} is needed, "
-            "50% is chance); nothing was changed: pass answers from this gallery, and "
-            "queries embedded with the gallery's model"
+            f"the answers of {name} do not belong to its queries: {nearer:.0%} of the "
+            "queries are nearer to their own answer than to another's (at least "
+            f"{NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers "
+            "from this gallery, and queries embedded with the gallery's model"
         )
     return rows
 
@@ -447,7 +447,7 @@ class MapFit:
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 UNASKED = (
-    "that is R@1 of held-out pairs, such as titles, which nobody searches with: real "
+    "this is R@1 of held-out pairs such as titles, with which nobody searches: real "
     "queries gained 0 to 6 points over the offsets alone (docs/titles.md)"
 )
 
@@ -490,9 +490,9 @@ class LearnedMap:
         notes = [NOTHING]
         query_map = self.model.query_map
         if query_map is not None:
-            changes = f"not asked before: {self.other}"
+            changes = f"not asked for before: {self.other}"
             if self.asked is not None:
-                changes = f"asked before: {self.asked}; {changes}"
+                changes = f"asked for before: {self.asked}; {changes}"
             share = f", with {self.how.share:g} of the offsets"
             offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, share)
             notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
@@ -502,8 +502,8 @@ class LearnedMap:
         error = (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5
         if self.nearer < RIGHT - 2 * error:
             notes.append(
-                f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
-                f"(with right clicks, mostly {1 - RIGHT:.0%} at most): if people "
+                f"{1 - self.nearer:.0%} of the queries are nearer to another query's "
+                f"answer (with right clicks, mostly {1 - RIGHT:.0%} at most). If people "
                 "clicked on wrong results, held-out clicks are wrong, too, and these "
                 "figures are too low: pass the clicks as pairs, with a bank of 50 "
                 "answers that somebody has checked (docs/learning.md)"
@@ -606,13 +606,13 @@ def require_telling(teachers: Teachers) -> None:
     if apart >= APART:
         reason = (
             f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
-            f"neighbours come from the own set ({APART:.0%} is too much), as across "
+            f"neighbours come from the same set ({APART:.0%} is too much), as across "
             "languages, so they may teach a wrong map"
         )
     elif found >= FOUND:
         reason = (
             f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
-            "so they cannot tell what a map gains"
+            "so they cannot show the gain of a map"
         )
     else:
         return

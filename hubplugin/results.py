@@ -408,8 +408,8 @@ def list_hubs(
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (
-            " Below it (→): what comes first instead for a query that found it first; "
-            "✓ is right."
+            " Below it (→): the target that comes first instead, for a query that found "
+            "the hub first; ✓ means it is right."
         )
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."

@@ -211,7 +211,7 @@ class Store(ABC):
     record: Path | None = None
     """The folder of the `hubplugin.Recorder` for this store's queries, if known."""
 
-    how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
+    how_to_record: str = "call hubplugin.Recorder(FOLDER).add(queries) at each search"
     """The advice in error messages on how to record queries."""
 
     def for_job(self) -> Store:
@@ -344,7 +344,7 @@ class Store(ABC):
         The condition is in the store's query language. Raises InputError if the store
         cannot parse it, and StoreError if the store has no filters.
         """
-        raise StoreError(f"{self.url} searches without filters")
+        raise StoreError(f"{self.url} does not support filters")
 
 
 def for_job(store: Store) -> Store:

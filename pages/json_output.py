@@ -17,9 +17,9 @@ from hubplugin.results import Result
 
 START = """# JSON
 
-With `--json`, a command prints one line of JSON. It has the fields of the command's result, and two more: `command`, the
-name of the command, and `version`, the version of this format. The version is raised if a name changes its meaning or
-is removed; new names may be added at any time. Errors and warnings go to stderr as text. The [exit status](cli.md) is
+With `--json`, a command prints one line of JSON. It has the fields of the command's result, and two more: `command` is
+the name of the command, and `version` the version of this format. The version is raised if a name changes its meaning
+or is removed; new names may be added at any time. Errors and warnings go to stderr as text. The [exit status](cli.md) is
 the same with and without `--json`. In Python, results have the same fields, and `as_json` and `to_json(path)` give the
 same JSON.
 
@@ -66,7 +66,12 @@ def reference() -> str:
     lines += [
         f"| {', '.join(commands)} | {result} |" for result, commands in printers.items()
     ]
-    lines += ["", "## Fields\n", "| command | field | type | meaning |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## Fields\n",
+        "| command | field | type | meaning |",
+        "|---|---|---|---|",
+    ]
     lines += [f"| {', '.join(commands)} {row}" for row, commands in takers.items()]
     lines += [
         "",

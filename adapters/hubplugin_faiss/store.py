@@ -49,9 +49,9 @@ from hubplugin_faiss.objects import is_mapped, normalises_queries, reason
 from hubplugin_faiss.scale import IndexScale
 
 ADD_BEHIND_MAP = (
-    "a query map stands before the index, which plain Faiss would put what it adds "
-    "through, too: add with hubplugin_faiss.add, or behind it, to "
-    "faiss.downcast_index(index.index), and set index.ntotal"
+    "a query map comes before the index, and plain Faiss would also map the vectors "
+    "that it adds: use hubplugin_faiss.add, or add to faiss.downcast_index(index.index) "
+    "and set index.ntotal"
 )
 
 ENDS = 64 << 10
@@ -109,7 +109,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.hub = Path(f"{self.path}.hub")
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = (
-            f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
+            f"call hubplugin.Recorder({str(self.record)!r}).add(queries) at each search"
         )
         self._given_metric = metric
         self._is_writing = False
@@ -189,8 +189,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 )
         raise StoreError(
             f"{str(self.path)!r} is corrected, but its model is not in "
-            f"{str(self.hub)!r}; copy that folder along with the index, or take the "
-            f"correction out: hubplugin remove {self.url}"
+            f"{str(self.hub)!r}; copy that folder along with the index, or remove the "
+            f"correction: hubplugin remove {self.url}"
         )
 
     def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
@@ -216,7 +216,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 fault = str(error)
         raise StoreError(
             f"{self.url}, in {str(self.hub)!r}: {fault}; put the right one there, or "
-            f"take the correction out: hubplugin remove {self.url}"
+            f"remove the correction: hubplugin remove {self.url}"
         )
 
     def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
@@ -240,8 +240,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         """
         if self.hub.is_symlink():
             raise StoreError(
-                f"{str(self.hub)!r} is a link, where hubplugin keeps a folder; move it "
-                "away"
+                f"{str(self.hub)!r} is a link, but hubplugin keeps a folder there; move "
+                "it away"
             )
         return self.hub / name
 
@@ -409,7 +409,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         """
         if field is not None:
             raise StoreError(
-                f"{self.url}: its targets are vectors alone, without a field {field!r}"
+                f"{self.url}: its targets are only vectors, without a field {field!r}"
             )
         self._reread_if_changed()
         # A model may be fitted on this scan. `begin` raises if the file has changed

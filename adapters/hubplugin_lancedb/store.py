@@ -42,7 +42,7 @@ def open_url(url: str) -> LanceStore:
     if not (Path(folder) / f"{table}.lance").is_dir():
         raise StoreError(
             f"{without_secrets(url)}: there is no such table; expected "
-            "lancedb:FOLDER/TABLE, and ?record=FOLDER at most"
+            "lancedb:FOLDER/TABLE, optionally followed by ?record=FOLDER"
         )
     store = LanceStore(folder, table)
     if record:

@@ -199,10 +199,10 @@ ADVICE: dict[type[psycopg.Error], str] = {
         "set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
     ),
     errors.UndefinedColumn: (
-        "where somebody dropped or renamed the column of offsets, `hubplugin remove` "
+        "if somebody dropped or renamed the column of offsets, run `hubplugin remove` "
         "and apply again"
     ),
-    errors.DiskFull: "what was written stays: make room on the server, and run it again",
+    errors.DiskFull: "offsets that were written are kept: make room on the server, and run it again",
     errors.AdminShutdown: LOST,
     errors.CrashShutdown: LOST,
     errors.CannotConnectNow: LOST,

@@ -66,7 +66,8 @@ def inspect(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A file of current queries, as for a bank. The default is those recorded since the fit.",
+            help="A file of current queries, as for a bank. The default is the queries "
+            "recorded since the fit.",
         ),
     ] = None,
     embed: Embed = None,
@@ -102,8 +103,8 @@ def evaluate(
     truth: Annotated[
         str | None,
         typer.Option(
-            help="Rows of the true targets, ids in a STORE (.npy), or qrels (TREC, BEIR). By default, row i "
-            "belongs to row i."
+            help="Rows of the true targets, ids in a STORE (.npy), or qrels (TREC, "
+            "BEIR). By default, row i of the targets is the answer to query i."
         ),
     ] = None,
     bank: BankFile = None,
@@ -142,7 +143,7 @@ def evaluate(
 
         if embed is None:
             given = (
-                f"{queries!r} is a folder, as of BEIR: name the model of its texts by "
+                f"{queries!r} is a folder, as in BEIR: name the model of its texts by "
             )
             raise InputError(given, Parameter("embed"))
         beir = read_beir(Path(queries))
@@ -152,7 +153,7 @@ def evaluate(
         names = show or beir.ids
         corpus = Bank(beir.documents, embed=for_documents(embed), name="corpus")
     elif targets is None:
-        raise InputError("expected a STORE, or a file of vectors to try methods on")
+        raise InputError("expected a STORE, or a file of vectors to compare methods on")
     is_store = targets is not None and ":" in targets
     if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
@@ -198,6 +199,7 @@ def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vect
     if texts is not None and texts.rows[-1] >= len(texts.rows):
         lacking = next(row for row, number in enumerate(texts.rows) if row != number)
         raise InputError(
-            f"{texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth"
+            f"{texts.name}: row {lacking}, counted from 0, has no text; remove it "
+            "here and from the truth"
         )
     return queries.vectors(gallery, progress)

@@ -250,9 +250,9 @@ class Kernel:
                 rounding = tile.bound * self._library.xp.finfo(tile.s.dtype).eps
                 if not rounding < 1:  # also if it is NaN
                     raise InputError(
-                        f"tau={self._tau:.4g} is out of proportion to the similarities "
-                        "of these vectors: it is below their rounding error; use a "
-                        "larger tau, such as the default"
+                        f"tau={self._tau:.4g} is too small for the similarities of "
+                        "these vectors: it is below their rounding error; use a larger "
+                        "tau, such as the default"
                     )
                 yield slice(first + tile.rows.start, first + tile.rows.stop), tile.s
             first += part.targets.rows

@@ -39,7 +39,7 @@ def read_beir(folder: Path) -> Beir:
     query_ids = [key for key in queries if key in judged]
     if not query_ids:
         raise InputError(
-            f"{str(folder)!r} has no queries of {qrels.name}; expected a BEIR folder"
+            f"{str(folder)!r} has no queries for {qrels.name}; expected a BEIR folder"
         )
     asked = [queries[key] for key in query_ids]
     return Beir([*documents.values()], [*documents], asked, query_ids, qrels)
@@ -50,7 +50,7 @@ def _texts(path: Path) -> dict[str, str]:
     require_file(path, "BEIR")
     keys, titles, texts = read_columns(path, ("_id",), ("title",), ("text",))
     if not keys or not texts or None in (*keys, *texts):
-        raise InputError(f"{path.name} has no _id and text in each line, as BEIR has")
+        raise InputError(f"{path.name}: expected _id and text in each line, as in BEIR")
     titles = titles or [None] * len(texts)
     found = {}
     for key, title, text in zip(keys, titles, texts, strict=True):

@@ -101,12 +101,13 @@ def evaluate(
     if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
             Parameter("names"),
-            ": expected a function of ids for a store, or one for each row of an array",
+            ": expected a function of ids for a store, or one entry for each row of "
+            "an array",
         )
     if not isinstance(targets, Store):
         if condition is not None:
             raise InputError(
-                "a filter is for a store; arrays and files are searched whole"
+                "a filter needs a store; arrays and files are searched whole"
             )
         chosen = Metric.parse(metric or Metric.COSINE)
         models = models or {}

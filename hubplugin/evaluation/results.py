@@ -211,11 +211,11 @@ class Results(Result):
         shown = self.shown
         if shown is None or self.change is None:
             if self.store is not None:
-                return "no active correction: the raw search alone", 0
-            return "the raw search alone: corrections need example queries, a bank", 0
+                return "no active correction: only the raw search was measured", 0
+            return "only the raw search: corrections need a bank of example queries", 0
         if self.store is not None:
             sign = self.change.change.sign
-            outcome = {1: "it helps", 0: "neither help nor harm beyond chance"}
+            outcome = {1: "it helps", 0: "it neither helps nor harms beyond chance"}
             worst = (self.raw.worst, shown.worst)
             changes = describe_changes(worst, self.queries, self.change)
             return f"{outcome.get(sign, 'it does harm')}; {changes}", sign
@@ -234,7 +234,7 @@ class Results(Result):
         """Return the section that compares the raw search and the method shown."""
         measures: dict[str, Any] = {
             RECALL: self.change,
-            "as foretold by the fit": self.forecast,
+            "as forecast by the fit": self.forecast,
         }
         for k in self.raw.recall:
             if k > 1 or self.change is None:
@@ -250,7 +250,7 @@ class Results(Result):
         if self.correction is not None:
             note = f"Active: {self.correction}."
         elif self.best is not None:
-            note += " It was picked on these queries: new ones gain a little less."
+            note += " It was chosen on these queries, so new ones gain a little less."
         chart = {side.label: side.occurrences for side in sides}
         return compare("Raw and corrected", measures, chart=chart, note=note)
 
@@ -269,8 +269,8 @@ class Results(Result):
             rows.append(Row(cells, None if each is self.raw else each.sign))
         columns = f"method R@1 gain p R@{k} rank nDCG skew".split()
         note = (
-            "gain: over raw. p: McNemar's exact test, for so many methods. rank: the median. "
-            f"nDCG: at {self.k}. skew: skewness."
+            "gain: over raw. p: McNemar's exact test, corrected for the number of "
+            f"methods. rank: the median. nDCG: at {self.k}. skew: skewness."
         )
         return Section("Every method", (), rows, columns, note=note)
 

@@ -139,11 +139,13 @@ class Diagnosis(Result):
         """The verdict in words: hubness, other causes, both or neither."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby and causes:
-            return f"there is hubness, and there is more than that: {causes}; mend that first"
+            return (
+                f"there is hubness, and another cause as well: {causes}; fix that first"
+            )
         if self.hubby:
             return "there is hubness"
         if causes:
-            return f"this is not hubness, but: {causes}"
+            return f"this is not hubness, but another cause: {causes}"
         return "there is no hubness, and no other cause was found"
 
     def page(self) -> Page:
@@ -174,7 +176,7 @@ class Diagnosis(Result):
         trial = self.trial
         if trial.objections or steps or not (self.hubby or trial.helps):
             return steps
-        gain = "whether more right answers come first is not known without --answers"
+        gain = "only --answers can show whether more right answers come first"
         if trial.right is not None:
             gain = f"{points(trial.right.change)} points of R@1, held out"
         steps.append(Step(gain, "apply"))
@@ -183,7 +185,7 @@ class Diagnosis(Result):
             brings = f"{learned} points over the offsets alone, held out"
             steps.append(Step(brings, "apply", learn=True))
         elif trial.right is not None:
-            brings = "measures what a map of the query would bring, which answers teach"
+            brings = "measures the gain of a query map, which is learned from answers"
             steps.append(Step(brings, "diagnose", learn=True))
         return steps
 
@@ -195,12 +197,13 @@ class Diagnosis(Result):
         filled = self.most_found
         never = self.never_found
         return [
-            f"{most:,} targets ({most / self.targets:.1%}) fill {filled.share:.1%} of the "
-            f"first {k} places; {filled.by_chance:.1%} would be chance",
-            f"the one that comes back most is found by {self.hubness.largest:,} queries; an "
+            f"{most:,} targets ({most / self.targets:.1%}) fill {filled.share:.1%} of "
+            f"the first {k} places; by chance it would be {filled.by_chance:.1%}",
+            f"the most frequent target is found by {self.hubness.largest:,} queries; an "
             f"even share would be {usual:.1f}",
-            f"{never.share:.1%} are found by no query (chance {never.by_chance:.1%}); "
-            f"skewness {self.hubness.skewness:.2f} (chance {self.chance:.2f})",
+            f"no query finds {never.share:.1%} of the targets (by chance "
+            f"{never.by_chance:.1%}); skewness {self.hubness.skewness:.2f} (by chance "
+            f"{self.chance:.2f})",
         ]
 
 
@@ -255,7 +258,7 @@ def diagnose(
     count = gallery.rows
     asked = prepared.query_bank
     queries = len(asked)
-    logger.info("diagnosing %d targets by %d queries", count, queries)
+    logger.info("diagnosing %d targets with %d queries", count, queries)
     nearest = find_targets(prepared, asked, "finding the hubs")
     occurrence = k_occurrence(nearest, count)
     findings = find_causes(prepared, nearest, seed)

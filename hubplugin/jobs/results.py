@@ -74,8 +74,8 @@ class InvalidVectors:
         if self.count > len(self.named):
             which += f" and {self.count - len(self.named)} more"
         return (
-            f"{self.count} with vectors that the model cannot judge, those of length 0 "
-            f"have the offset 0, others its smallest: {which}"
+            f"the model cannot judge {self.count} vectors: zero vectors have the offset "
+            f"0, others its smallest offset: {which}"
         )
 
 
@@ -84,9 +84,9 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
-        f" Asked before are {asked.queries:,} {asked.what}, right for "
-        f"{asked.before:.1%} while the rest is right for {other.before:.1%}: "
-        "they look like wrong clicks, and say little."
+        f" Of {asked.queries:,} {asked.what}, only {asked.before:.1%} find their target "
+        f"first; of the other queries, {other.before:.1%} do. Their clicks look wrong, "
+        "so they say little."
     )
 
 
@@ -99,7 +99,7 @@ def measure_hubness(*sides: Figures) -> Measures:
     }
 
 
-ASKED_BEFORE = "asked before (R@1)"
+ASKED_BEFORE = "asked for before (R@1)"
 
 
 def show_trial(trial: Trial, title: str) -> Section:
@@ -115,7 +115,7 @@ def show_trial(trial: Trial, title: str) -> Section:
 def show_lesson(lesson: LearnedMap) -> Section:
     """Return the section that shows the gain of a query map over the offsets alone."""
     title = "A map of the query would change"
-    measures = {"not asked before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
+    measures = {"not asked for before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
     columns = ("", "offsets", "and map", COMPARED[3])
     note = ". ".join([*lesson.notes, ""])
     return compare(title, measures, columns=columns, note=note)
@@ -183,8 +183,8 @@ class Applied(Result):
         maps = "" if self.model.query_map is None else f"; {mapping}"
         if code:
             yield Step(f"searches corrected{maps}", text=code)
-        yield Step("says whether it is whole, and still helps", "inspect")
-        yield Step("takes it out, as if it had never been there", "remove")
+        yield Step("checks that it is complete, and still helps", "inspect")
+        yield Step("removes it, as if it had never been there", "remove")
 
 
 def show_versus(versus: OldVersusNew) -> Section:
@@ -217,7 +217,7 @@ class Removed(Result):
             headline = "correction removed; searches are raw again"
         elif lines:
             headline = "nothing was changed"
-            steps.append(Step("takes it out", "remove"))
+            steps.append(Step("removes it", "remove"))
         return Page(headline, 0, "", [Section("The correction", lines)], steps)
 
 
@@ -284,7 +284,7 @@ class HubnessNow:
                 found_too_often.append(f"{hub.id!r} {share:.1%}")
         if found_too_often:
             named = ", ".join(found_too_often[:NAMED])
-            says = f"found too often ({at_fit:.1%} at most at the fit): {named}"
+            says = f"found too often (at the fit, {at_fit:.1%} at most): {named}"
             yield Step(says, "refresh")
 
     def sections(self, field: str | None) -> list[Section]:
@@ -377,7 +377,8 @@ class Inspection(Result):
             )
         if self.foreign:
             yield Step(
-                f"{self.foreign} targets carry something else in the place of offsets",
+                f"{self.foreign} targets carry a foreign value in the place of "
+                "their offset",
                 "refresh",
             )
         if self.drift is not None and self.drift > DRIFTED:
@@ -412,4 +413,7 @@ class Inspection(Result):
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
         yield str(self.invalid_vectors)
         if self.drift is not None:
-            yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
+            yield (
+                f"drift of live queries: {self.drift:.2f} (0.5: like the bank; 1: "
+                "nothing in common)"
+            )

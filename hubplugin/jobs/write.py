@@ -353,8 +353,7 @@ def remove(
         removed = Removed(store.url, True)
     if not dry_run:
         with telling(
-            f"{store.url}: the correction was being taken out; the same command "
-            "finishes"
+            f"{store.url}: the correction was being removed; the same command finishes"
         ):
             store.remove(compute.progress)
     return removed
@@ -452,11 +451,11 @@ def write_gallery(
 
     half = (
         f"{store.url}: offsets were being written; searches are as before, and the same "
-        "command goes on"
+        "command continues"
     )
     whole = (
-        f"{store.url}: searches use the old correction or the new one, whole; the same "
-        "command finishes"
+        f"{store.url}: searches use either the old or the new correction, complete; the "
+        "same command finishes"
     )
     with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced = force

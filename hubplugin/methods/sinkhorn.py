@@ -90,7 +90,7 @@ class SinkhornNormalisation(Method):
         seen = targets
         if is_sampled:
             message = (
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all"
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all"
             )
             logger.warning(message, sample, targets.rows)
             rng = np.random.default_rng(0)

@@ -320,7 +320,7 @@ class OffsetModel(ShownByFacts):
         if self.gallery is not None:
             parts.append(f"gallery of {self.gallery.count}")
         if self.query_map is not None:
-            parts.append(f"queries mapped by {self.query_map.pairs} pairs")
+            parts.append(f"query map of {self.query_map.pairs} pairs")
         return f"OffsetModel({', '.join(parts)})"
 
 
@@ -329,8 +329,8 @@ def _require_finite(model: OffsetModel, raw: np.ndarray) -> None:
     if not max(raw.max(), -raw.min()) < LARGEST:  # also if one is NaN
         raise InputError(
             f"{describe_method(model.method, model.parameters)} gives offsets that a "
-            "search cannot add: its parameters are out of proportion to the "
-            "similarities of these vectors"
+            "search cannot add: its parameters do not suit the similarities of these "
+            "vectors"
         )
 
 

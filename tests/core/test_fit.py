@@ -26,11 +26,11 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "nnn", "k": 0}, "k=0 is refused"),
         (
             {"method": "nnn", "tau": 0.1},
-            "'tau' is no argument here, and no parameter of method 'nnn', which takes answers, k, alpha",
+            "'tau' is neither an argument nor a parameter of method 'nnn', which takes answers, k, alpha",
         ),
         (
             {"method": "sn"},
-            "fitted against the gallery, and none was given: pass targets=",
+            "this needs the gallery, and none was given: pass targets=",
         ),
         (
             {"method": "dualis"},

@@ -108,7 +108,7 @@ def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, 
     query_map = model.query_map
     assert query_map.strength > 0
     assert query_map.pairs == PAIRS
-    assert f"queries mapped by {PAIRS} pairs" in repr(model)
+    assert f"query map of {PAIRS} pairs" in repr(model)
     assert replace(model, query_map=None).fingerprint != model.fingerprint
     step = step_of(banks_of(targets, log).how, queries, answers, targets)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
@@ -334,7 +334,9 @@ def test_clicks_that_disagree_with_the_raw_search_are_said_to(
     some = rng.random(PAIRS) < share
     answers[some] = rng.permutation(answers[some])
     notes = banks_of(targets, Bank(queries, answers)).notes
-    assert any("nearer to another's answer" in note for note in notes) is bool(share)
+    assert any("nearer to another query's answer" in note for note in notes) is bool(
+        share
+    )
 
 
 def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(

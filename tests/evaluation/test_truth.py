@@ -65,7 +65,7 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
         ([0.5, 1.0], "0.5 is no id"),
         (None, "do not pair up"),
         (["owl", "cat"], "names target 'owl', but there are 5"),
-        ("owl.qrels", "no qrels file"),
+        ("owl.qrels", "is not a qrels file"),
     ],
 )
 def test_what_is_no_ground_truth_is_refused_in_one_line(source, said, cwd):

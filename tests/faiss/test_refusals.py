@@ -89,7 +89,7 @@ REFUSED = {
         lambda: filled("SQ6", 5 * X),
         fitted("cosine"),
     ),
-    "has lost which entry has which id": (without_order, fitted("dot")),
+    "no longer knows which entry has which id": (without_order, fitted("dot")),
 }
 
 
@@ -114,7 +114,7 @@ def test_downgrade_and_add_need_an_upgraded_index():
         ("have 5 dimensions, the index has 8", "Flat", (X[:, :5], OFFSETS)),
         ("offsets have shape [3], the batch holds 50", "Flat", (X, OFFSETS[:3])),
         ("numbers its entries itself", "Flat", (X, OFFSETS, np.arange(50))),
-        ("has ids of its own: pass ids=", "IDMap2,Flat", (X, OFFSETS)),
+        ("has its own ids: pass ids=", "IDMap2,Flat", (X, OFFSETS)),
         ("ids of shape (4,)", "IDMap2,Flat", (X, OFFSETS, np.arange(4))),
         ("row 0 has length 3", "Flat", (3 * X, fitted("cosine"))),
         ("model.centre_on(targets)", "Flat", (X, fit(None, X, "is"))),
@@ -169,7 +169,7 @@ def test_vectors_are_not_added_with_another_model():
         fit(X, bank, "nnn", metric="dot", k=2) for bank in (X[:20], X[20:40])
     )
     upgraded = upgrade(flat(), model)
-    says = "are those of another model; add with that one"
+    says = "come from another model; add with that model"
     with refused(StoreError, says):
         add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50

@@ -233,7 +233,7 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind
     assert done.stale == 3  # plain Faiss gave the zero vector the offset 0
     wrong = {500: "length 0.5", 501: "length 0", 503: "not finite"}
     assert done.invalid_vectors.named == wrong
-    says = "3 with vectors that the model cannot judge, those of length 0 have the offset 0, others its smallest: 500 ("
+    says = "the model cannot judge 3 vectors: zero vectors have the offset 0, others its smallest offset: 500 ("
     assert says in " ".join(str(done).split())
     smallest = model.gallery.smallest
     expected = np.array([smallest, 0, model.offsets(BANK[:1])[0], smallest])
@@ -259,7 +259,7 @@ CUT_OFF = bytes_of(filled("IVF4,SQ4", GALLERY))[:-300]
     [
         (None, "does not exist"),
         (b"", "Faiss cannot read"),
-        (b"\x93NUMPY", "it is no index, or of a type unknown to this Faiss"),
+        (b"\x93NUMPY", "it is not an index, or its type is unknown to this Faiss"),
         (CUT_OFF, "Faiss cannot read"),
     ],
     ids=["missing", "empty", "of numpy", "cut off"],

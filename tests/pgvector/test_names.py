@@ -38,7 +38,7 @@ def test_an_index_of_another_table_by_the_name_of_ours_is_not_dropped(database):
         "CREATE TABLE other (id int)",
         f"CREATE INDEX {index} ON other (id)",
     )
-    with refused(StoreError, "is one of another table; rename it"):
+    with refused(StoreError, "belongs to another table; rename it"):
         refresh(store)
     assert database.run(
         f"SELECT tablename FROM pg_indexes WHERE indexname = '{index}'"
@@ -49,7 +49,7 @@ def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(da
     database.create(VECTORS, "note text")
     database.correct()
     database.run("ALTER TABLE photos RENAME TO pictures")
-    with refused(StoreError, r"that was renamed, .* rename or drop the column"):
+    with refused(StoreError, r"the table was renamed, .* rename or drop the column"):
         database.correct("pictures")
     assert database.open("pictures").correction() is None
     database.run("ALTER TABLE pictures RENAME TO photos")

@@ -221,7 +221,7 @@ def test_a_column_of_the_users_own_is_not_written_over(database):
     before, store = database.dump(), database.open()
     with refused(
         StoreError,
-        r"the column hub_offset holds something of yours.*, or rename or drop the column",
+        r"the column hub_offset holds data that are not hubplugin's.*, or rename or drop the column",
     ):
         apply(store, BANK, "is", force=True)
     assert database.dump() == before

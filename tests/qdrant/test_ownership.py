@@ -22,7 +22,7 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(
     point = cosine.point(17, cosine.gallery[17], hub_offset=value)
     cosine.plain.upsert("photos", [point])
     before = cosine.contents()
-    says = r"'hub_offset' holds something of yours, in point 17; call it otherwise"
+    says = r"'hub_offset' holds data that are not hubplugin's, in point 17; rename it"
     with pytest.raises(StoreError, match=says):
         cosine.apply(dry_run=dry_run)
     assert cosine.contents() == before

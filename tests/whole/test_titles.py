@@ -116,7 +116,7 @@ def test_a_step_that_learns_names_the_field_and_one_that_does_not_leaves_it_out(
     [
         (
             ("refit", "--no-learn", "--pairs-from", "title"),
-            "--pairs-from teaches a map, and --no-learn wants none",
+            "--pairs-from learns a map, and --no-learn drops it",
         ),
         (("apply", "--pairs-from", ""), "expected the name of a field"),
         (
@@ -159,6 +159,6 @@ def test_what_becomes_of_the_map_is_said(store, vectors):
     refit(store, queries[:200], learn=False, force=True)
     assert store.correction().model.query_map is None
     apply(store, queries, learn=pairs)
-    lost = "the correction of before had a map of queries, and this one has none: rollback returns to it"
+    lost = "the previous correction had a query map, and this one has none: rollback returns to it"
     assert lost in apply(store, queries[:150], force=True).notes
     assert lost not in apply(store, queries[:140], force=True).notes
