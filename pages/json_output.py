@@ -19,9 +19,9 @@ START = """# JSON
 
 With `--json`, a command prints one line of JSON. It has the fields of the command's result, and two more: `command` is
 the name of the command, and `version` the version of this format. The version is raised if a name changes its meaning
-or is removed; new names may be added at any time. Errors and warnings go to stderr as text. The [exit status](cli.md) is
-the same with and without `--json`. In Python, results have the same fields, and `as_json` and `to_json(path)` give the
-same JSON.
+or is removed; new names may be added at any time. Errors and warnings go to stderr as text. `--json` does not change
+the [exit status](cli.md). In Python, results have the same fields, and `as_json` and `to_json(path)` give the same
+JSON.
 
     hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 

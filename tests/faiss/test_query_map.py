@@ -57,7 +57,7 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
 def test_a_map_within_another_index_is_refused(rng):
     case = made("Flat", IP, n=300)
     upgraded = upgrade(case.index, model_of(case.vectors, rng))
-    says = "a query map stands within this IndexPreTransform"
+    says = "a query map inside this IndexPreTransform would be lost"
     with refused(StoreError, says):
         downgrade(faiss.IndexPreTransform(upgraded))
 
