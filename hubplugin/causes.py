@@ -204,4 +204,4 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
 
 
 HUBBY = 0.35
-"""How far the skewness must exceed that of chance for a search to be called hubby."""
+"""The skewness above chance from which a search counts as hubby."""

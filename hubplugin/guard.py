@@ -90,7 +90,7 @@ class Trial(Figures):
     raw: The figures without a correction.
     noise: The standard error of the change in skewness.
     bank: The profile of the bank.
-    asked: R@1 of other wordings of what a log asks for. None if the answers are not
+    asked: R@1 of other wordings for targets of a log. None if the answers are not
         known, or if few targets are asked for again.
     objections: The reasons to refuse the correction.
     notes: Remarks that are no reason to refuse it.
@@ -190,7 +190,7 @@ def judge(
     - if the bank is of the wrong kind, see `BankProfile`;
     - with known answers, if R@1 of held-out queries falls beyond chance or, with 200
       such queries, if neither R@1 nor the mean rank of their targets improves;
-    - with a log, also if R@1 of other wordings of what it asked for falls;
+    - with a log, also if R@1 of other wordings for its targets falls;
     - with a method other than `blend`, if the bank is small, if it looks like a log and
       the method keeps its answers, or, without known answers, if hubness does not fall.
 

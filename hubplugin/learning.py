@@ -454,7 +454,7 @@ UNASKED = (
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """The map that the known answers of a bank taught, and its gain.
+    """A query map learned from the known answers of a bank, and its gain.
 
     model: The model. It has a query map unless held-out answers gain nothing from one.
     how: The chosen fit.

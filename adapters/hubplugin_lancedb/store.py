@@ -151,7 +151,7 @@ class LanceStore(CandidateStore):
             names = ", ".join(map(repr, wrong[:3]))
             raise StoreError(
                 f"{self.url}: each row needs an id of its own, which {names} is not; "
-                "mend the ids, then apply"
+                "correct the ids, then apply"
             )
 
     def find_place(self, name: str) -> Any:

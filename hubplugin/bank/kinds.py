@@ -127,7 +127,7 @@ class BankProfile:
         of neighbours that are found.
     agreement: The correlation, over targets, of the nearness of the bank with the
         nearness of the gallery itself.
-    known: True if answers are known, so that documents may be asked by documents.
+    known: True if answers are known; documents may then be used as queries.
     answered: True if the answers are in the gallery according to clicks or pairs, False
         if the target bank holds them, None if nothing is known. If True, a bank may
         look as if it came from elsewhere: a trial on held-out queries then shows

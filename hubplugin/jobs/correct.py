@@ -88,7 +88,7 @@ def apply(
         method, **parameters: As in `hubplugin.fit`.
         learn: As in `hubplugin.fit`; `Bank.from_field` reads pairs from the store. The
             store's search maps the queries.
-        force: Apply the correction without a trial, even if there is nothing to mend.
+        force: Apply the correction without a trial, even without any hubness.
         dry_run: Do everything except writing, and count what would be written.
         compute: Device, memory and progress.
         executor, shards: As in `hubplugin.fit`; the workers also write (docs/scale.md).

@@ -85,7 +85,7 @@ class Diagnosis(Result):
     most_found: The share of all places that the most found 1 % of the targets take.
     never_found: The share of the targets that no query finds.
     hubs: The targets found most often, and the number of queries that find each among
-        their k nearest: raw, and corrected by a fit on these very queries.
+        their k nearest: raw, and corrected by a fit on the same queries.
     anti_hubs: Some targets that no query finds.
     findings: One finding for each cause that was looked for.
     trial: The changes under the default method, including R@1 if answers are known.
@@ -217,7 +217,7 @@ def diagnose(
     seed: int = 0,
     show: str | Naming | None = None,
 ) -> Diagnosis:
-    """Say how hubby a gallery is for some queries, and whether a correction would help.
+    """Measure the hubness of a gallery, and whether a correction would help.
 
     Nothing is changed.
 

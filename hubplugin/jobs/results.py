@@ -129,13 +129,13 @@ class Applied(Result):
     scanned: The number of targets that were compared with the model.
     missing, stale: The numbers of targets without an offset before, and of targets
         whose offset differed from the model's.
-    written: False after a dry run, which only counts, or if there was nothing to mend.
+    written: False after a dry run, which only counts, or if `sound`.
     notes: The changes to the store, or the planned changes after a dry run. For a small
         bank that was not tried, also what to expect of it.
     trial: The guard's measurements; None if the guard was not asked.
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code for a corrected search, and a note on who maps the queries.
-    sound: True if there was nothing to mend.
+    sound: True if there was no hubness to correct.
     versus: The comparison of the old and the new correction by `refit`.
     """
 
@@ -170,7 +170,7 @@ class Applied(Result):
         if self.versus is not None:
             sections.insert(0, show_versus(self.versus))
         if self.sound:
-            state = "nothing to mend, and nothing was written"
+            state = "no hubness to correct, so nothing was written"
         elif not self.written:
             state = "nothing was written"
         return Page(f"{state}; {outcome}", 1, "", sections, [*self._next()])
@@ -254,7 +254,8 @@ class HubnessNow:
     raw, corrected, chance: The skewness raw, corrected and by chance.
     fit: The counts at the fit; None if nothing was counted.
     hubs: The targets found most often, raw or corrected.
-    occurrences: How many targets have the 10-occurrence N, by N, for either search.
+    occurrences: The number of targets with the 10-occurrence N, by N, for each
+        search.
     """
 
     queries: int

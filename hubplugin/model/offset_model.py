@@ -109,7 +109,7 @@ class OffsetModel(ShownByFacts):
     gallery: The offsets of the gallery in figures. None if the fit had no targets.
     hubness_at_fit: The counts of `apply` and `refit`, for `inspect`. `fingerprint`
         ignores them.
-    query_map: The map that known answers taught, or None.
+    query_map: The map learned from known answers, or None.
     fitted: The `offsets` of the gallery of the fit: float32 [n]. None if the model was
         loaded from a file, was fitted without a gallery or by workers, or has other
         terms.
