@@ -138,7 +138,7 @@ class Trial(Figures):
         if self.objections:
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
-            return "be applied, and no effect can be measured"
+            return "be applied, but its effect cannot be measured"
         changes = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}
         hubness = changes[self.hubness]
         if self.right is None:
@@ -377,7 +377,7 @@ def _notes(trial: Trial) -> list[str]:
     if asked is not None and asked.change.sign:
         notes.append(f"targets asked for before: {asked}")
     if not trial.measurable:
-        line = f"no effect can be measured: {trial.change_of_skewness()}"
+        line = f"the effect cannot be measured: {trial.change_of_skewness()}"
         if right is not None:
             line += f"; {right}"
         return [*notes, line]

@@ -370,7 +370,7 @@ def require_suits(model: OffsetModel, handler: IndexHandler) -> None:
     if model.dim != handler.index.d:
         raise InputError(
             f"the model has {model.dim} dimensions, the index has {handler.index.d}; "
-            "fit one on its vectors"
+            "fit a model on its vectors"
         )
     if model.metric not in (handler.metric, Metric.COSINE):
         raise InputError(

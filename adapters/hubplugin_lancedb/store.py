@@ -150,7 +150,7 @@ class LanceStore(CandidateStore):
         if wrong:
             names = ", ".join(map(repr, wrong[:3]))
             raise StoreError(
-                f"{self.url}: each row needs an id of its own, which {names} is not; "
+                f"{self.url}: each row needs its own id, but {names} is not unique; "
                 "correct the ids, then apply"
             )
 

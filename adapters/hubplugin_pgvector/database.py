@@ -63,7 +63,7 @@ def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
     if "%3a" in user.lower():  # a server would repeat it as a name
         raise StoreError(
             "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ "
-            "with a plain one"
+            "with a plain colon"
         )
     ours = {name: options.pop(name) for name in OPTIONS if name in options}
     # urlunsplit would drop the slashes of a URL without a host, which names a local

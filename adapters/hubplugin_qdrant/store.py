@@ -446,7 +446,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             f"each point of {self.collection!r} would get {gets}",
             *self._choice,
             f"offsets would take {schema.cost()}",
-            f"manifest and model would lie in {self.ours!r}",
+            f"manifest and model would be stored in {self.ours!r}",
             *self._price(),
             *others,
         ]

@@ -154,7 +154,8 @@ class Bank:
         if not pairs:
             fields = ", ".join(store.fields()) or "no fields"
             raise InputError(
-                f"{store.url}: no target has a text in {field!r}; there are {fields}"
+                f"{store.url}: no target has a text in {field!r}; the store has "
+                f"{fields}"
             )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)

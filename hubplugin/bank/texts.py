@@ -82,8 +82,8 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
         (rows,) = read_columns(path, TEXT)
         if not rows:
             raise InputError(
-                f"{path.name} has no column called {' or '.join(TEXT)}; rename the one "
-                "that has the texts"
+                f"{path.name} has no column called {' or '.join(TEXT)}; rename the "
+                "column that has the texts"
             )
     stripped = [(text or "").strip() for text in rows]
     full = [row for row, text in enumerate(stripped) if text]

@@ -128,7 +128,7 @@ def refresh(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write missing and outdated offsets only."""
+    """Write missing and stale offsets only."""
     return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 

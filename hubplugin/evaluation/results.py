@@ -223,7 +223,10 @@ class Results(Result):
             says = "no usable method puts more true targets first than the raw search"
             return f"no correction; {says} beyond chance", 0
         says = "because it puts the most true targets first"
-        return f"best is {shown.label}, {says}: {shown.recall[1].value:.1%}", 1
+        return (
+            f"the best method is {shown.label}, {says}: {shown.recall[1].value:.1%}",
+            1,
+        )
 
     @property
     def change(self) -> Side | None:

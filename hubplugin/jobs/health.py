@@ -152,8 +152,8 @@ def _read_live_queries(
     new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
     if live is not None and len(new) < FEWEST_LIVE:
         message = (
-            "only %d live queries are not in the bank, and %d are needed: the queries "
-            "of the bank are used"
+            "only %d live queries are not in the bank, and %d are needed: queries of "
+            "the bank are used instead"
         )
         logger.warning(message, len(new), FEWEST_LIVE)
     names = [call_query(bank, row) for row in new.tolist()]

@@ -407,7 +407,7 @@ class Inspection(Result):
         return Page(headline, sign, scene, sections, [s for s in steps if s.job])
 
     def _facts(self) -> Iterator[str]:
-        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one"
+        yield f"{self.missing} targets without an offset, {self.stale} with a stale one"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:

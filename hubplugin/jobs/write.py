@@ -503,8 +503,8 @@ def require_match(model: OffsetModel, store: Store) -> None:
         raise refuse_query_map(store.url)
     if model.dim != store.dim:
         raise InputError(
-            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit "
-            "one on its vectors"
+            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit a "
+            "model on its vectors"
         )
     if not store.takes_metric(model.metric):
         raise InputError(
