@@ -252,7 +252,8 @@ class Store(ABC):
         known = self.fields()
         if field not in known:
             raise StoreError(
-                f"{self.url} has no column {field!r}; there are {', '.join(known)}"
+                f"{self.url} has no column {field!r}; its columns are "
+                    f"{', '.join(known)}"
             )
 
     @abstractmethod

@@ -107,7 +107,7 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(
     assert not seen.measurable
     small = "the bank has 15 distinct queries: below 100 expect little"
     assert seen.notes[0] == f"{small}; collect 300 or more"
-    unmeasured = "no effect can be measured: hubness (skewness) goes from 2.89 to"
+    unmeasured = "the effect cannot be measured: hubness (skewness) goes from 2.89 to"
     assert unmeasured in seen.notes[1]
     forced = apply(store, queries[:15], force=True, dry_run=True)
     assert small in str(forced)
