@@ -34,7 +34,7 @@ KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
 def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
     file = tmp_path / f"log{kind}"
     assert read_texts(write(file, TEXTS, "question")).texts == TEXTS
-    said = "has no column called query or text or question; rename the one that has"
+    said = "has no column called query or text or question; rename the column that has"
     with refused(InputError, said):
         read_texts(write(file, TEXTS, "what"))
 
