@@ -248,9 +248,7 @@ def judge_by(
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
-            objections.append(
-                f"targets that were asked for before are harmed: {trial.asked}"
-            )
+            objections.append(f"targets asked for before are harmed: {trial.asked}")
     notes = [*small_bank(bank_profile.distinct), *_notes(trial)]
     return replace(trial, objections=tuple(objections), notes=tuple(notes))
 

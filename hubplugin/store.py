@@ -253,7 +253,7 @@ class Store(ABC):
         if field not in known:
             raise StoreError(
                 f"{self.url} has no column {field!r}; its columns are "
-                    f"{', '.join(known)}"
+                f"{', '.join(known)}"
             )
 
     @abstractmethod

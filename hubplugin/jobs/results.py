@@ -131,7 +131,7 @@ class Applied(Result):
         whose offset differed from the model's.
     written: False after a dry run, which only counts, or if `sound`.
     notes: The changes to the store, or the planned changes after a dry run. For a small
-        bank that was not tried, also what to expect of it.
+        bank that was not tried, they also say what to expect.
     trial: The guard's measurements; None if the guard was not asked.
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code for a corrected search, and a note on who maps the queries.

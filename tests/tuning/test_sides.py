@@ -62,7 +62,7 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
     (objection,) = (
         each
         for each in harmful.objections
-        if each.startswith("targets that were asked for before are harmed: R@1 ")
+        if each.startswith("targets asked for before are harmed: R@1 ")
     )
     assert ", 300 other wordings)" in objection
     assert "note: targets asked for before: R@1 " in str(harmful)
