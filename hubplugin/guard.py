@@ -145,7 +145,7 @@ class Trial(Figures):
             unknown = "whether it would help is not known without answers (--answers)"
             return f"{hubness}; {unknown}"
         effects = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}
-        return f"{effects[self.right.change.sign]}, and {hubness}"
+        return f"{effects[self.right.change.sign]}; it would {hubness}"
 
     def change_of_skewness(self) -> str:
         """Describe the change in skewness and its interval, as in `rise`."""

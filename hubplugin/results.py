@@ -37,7 +37,7 @@ COMPARED = ("", RAW, CORRECTED, "points (95%)")
 """The columns of a comparison, see `compare`."""
 
 RECALL = "right answer first (R@1)"
-WORST = "worst hub, of all queries"
+WORST = "queries that find the worst hub"
 NEVER = "targets never found"
 SKEWNESS = "skewness"
 
@@ -413,7 +413,7 @@ def list_hubs(
         )
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    return Section("Comes back most", (), rows, columns, note=note)
+    return Section("Found most often", (), rows, columns, note=note)
 
 
 def describe_changes(

@@ -155,10 +155,10 @@ class Diagnosis(Result):
             headline += f"; the default correction would {trial.outlook()}"
         lesson = [] if self.lesson is None else [show_lesson(self.lesson)]
         sections = [
-            Section("What was seen", self._seen()),
+            Section("Hubness", self._seen()),
             list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
-            Section("Is it something else?", [*map(str, self.findings)]),
-            show_trial(trial, "A correction would change"),
+            Section("Other causes", [*map(str, self.findings)]),
+            show_trial(trial, "Effect of a correction"),
             *lesson,
             Section("Worth knowing", trial.notes),
         ]

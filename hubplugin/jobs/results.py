@@ -114,7 +114,7 @@ def show_trial(trial: Trial, title: str) -> Section:
 
 def show_lesson(lesson: LearnedMap) -> Section:
     """Return the section that shows the gain of a query map over the offsets alone."""
-    title = "A map of the query would change"
+    title = "Effect of a query map"
     measures = {"not asked for before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
     columns = ("", "offsets", "and map", COMPARED[3])
     note = ". ".join([*lesson.notes, ""])

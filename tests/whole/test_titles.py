@@ -97,7 +97,7 @@ def test_diagnose_says_what_they_would_teach(url):
     embed = ["--embed", "tests.embedding:embed"]
     ran = run("diagnose", url, "--bank", "log.npy", "--pairs-from", "title", *embed)
     said = " ".join(ran.stdout.split())
-    assert "A map of the query would change" in said
+    assert "Effect of a query map" in said
     assert "as 150 pairs taught" in said
     assert open_store(url).correction() is before is None
 
