@@ -133,7 +133,7 @@ def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     rows = [0, 7, 301]
     expected = fit(gallery, bank)
     more = with_zeros(gallery, rows)
-    said = "targets: 3 zero vectors are left out, and keep the offset 0"
+    said = "targets: 3 zero vectors are left out, and get the offset 0"
     with pytest.warns(UserWarning, match=said):
         model = fit(more, bank)
     assert model.gallery == expected.gallery

@@ -84,7 +84,7 @@ def test_what_no_longer_fits_is_refused():
         with refused(InputError, "expected finite queries"):
             search.search(queries, 5)
     case.index.remove_ids(np.arange(10))
-    says = "the index holds 590 now, and 600 when this was made"
+    says = "the index holds 590 vectors now, and held 600"
     with refused(InputError, says):
         search.search(case.queries, 5)
 

@@ -131,7 +131,7 @@ REFUSED = {
         "CREATE TABLE p (id int PRIMARY KEY, embedding vector(8)) PARTITION BY RANGE (id);"
         " CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)",
         {"table": "p1"},
-        "p1 is a view or the like, partitioned, a partition",
+        "p1 is a view, partitioned, a partition",
     ),
     "a key of two columns": (
         "ALTER TABLE photos DROP CONSTRAINT photos_pkey, ADD PRIMARY KEY (id, hits)",

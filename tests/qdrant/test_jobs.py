@@ -200,7 +200,7 @@ def test_a_long_wait_is_logged_once_with_what_is_waited_for(
         lambda: next(answers), "waiting for the graph", "", points=ROWS
     )
     (said,) = caplog.messages
-    assert "photos': waiting for the graph, for up to 600.6 s; it may be inter" in said
+    assert "photos': waiting for the graph, for up to 600.6 s; you can inter" in said
 
 
 @pytest.fixture

@@ -94,7 +94,9 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
         cosine.apply,
         lambda: hubplugin.remove(cosine.store()),
     ):
-        with pytest.raises(StoreError, match="'photos--hub' has vectors, so it is you"):
+        with pytest.raises(
+            StoreError, match="'photos--hub' has vectors, so it is not hub"
+        ):
             call()
     cosine.wrapped().delete_collection("photos")
     (left,) = cosine.plain.scroll("photos--hub", with_vectors=True)[0]

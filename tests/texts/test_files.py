@@ -138,10 +138,8 @@ def test_clicks_name_queries_by_row_or_by_text(rows, given, expected, tmp_path):
 def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     found = clicked(tmp_path, "query,target\n0,7\n9,8\npurple,8\n9,8\n", 2)
     assert found.tolist() == [7, -1]
-    unknown = "3 of 4 clicks are of queries that are not in the bank, and are left out"
+    unknown = "3 of 4 clicks belong to no query of the bank and are left out"
     assert f"{unknown}: '9', 'purple'" in caplog.text
-    said = (
-        "none of 1 clicks is of a query in the bank; expected the text of a query, or"
-    )
+    said = "none of 1 clicks belongs to a query of the bank; expected the text of a query, or"
     with refused(InputError, f"{said} its row from 0 to 1$"):
         clicked(tmp_path, "query,target\n9,8\n", 2)

@@ -105,7 +105,7 @@ def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(
     seen = judge(gallery, queries[:15])
     assert seen.objections == ()
     assert not seen.measurable
-    small = "the bank has 15 distinct queries: below 100 expect little"
+    small = "the bank has 15 distinct queries: with fewer than 100, expect little"
     assert seen.notes[0] == f"{small}; collect 300 or more"
     unmeasured = "the effect cannot be measured: hubness (skewness) goes from 2.89 to"
     assert unmeasured in seen.notes[1]
@@ -132,7 +132,7 @@ def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(gallery, aske
     easy = np.concatenate([gallery, asked + gallery])
     said = refused(easy, asked[:500], "dbsn")
     assert "the bank looks like a log: its answers are in the gallery" in said
-    assert "'dbsn' would push down what it asks for; pass answers='left out'" in said
+    assert "'dbsn' would push down its answers; pass answers='left out'" in said
     assert judge(easy, asked[:500], "dbsn", answers="left out").objections == ()
 
 
@@ -353,7 +353,7 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(
         ({"answers": np.eye(3)}, "384 dimensions, target bank has 3"),
         ({"method": "dualis"}, "pass answers="),
         ({"compute": Compute("abacus")}, "device 'abacus' is not usable"),
-        ({"vector_name": "x"}, "'vector_name' is no argument here"),
+        ({"vector_name": "x"}, "'vector_name' is neither an argument"),
         ({"few": 9}, "query bank has 9 distinct queries; .* needs at least 10"),
         (
             {"few": 20, "method": "dbsn"},

@@ -144,7 +144,7 @@ def test_what_has_no_such_field_is_no_store_or_has_no_model_is_refused(
     with refused(InputError, "need the model that embeds queries: pass embed="):
         Bank.from_field(store, "title", None)
     index = flat_store(tmp_path, vectors[0])
-    said = "its targets are vectors alone, without a field 'title'"
+    said = "its targets are only vectors, without a field 'title'"
     with refused(StoreError, said):
         read_titles(index)
 
