@@ -204,12 +204,11 @@ class BankProfile:
             return None
         if self.like_documents and not self.known:
             return (
-                "without answers, nobody can tell whether this bank helps or harms: it "
-                "may consist of documents, or of synonyms of the targets "
-                f"({self.one_sided:.0%} of its vectors lie beyond their nearest "
-                "targets; of other queries, 84% and more do). Such banks changed R@1 by "
-                "-3 to +1 points on text: pass the answers of fifty queries or more "
-                "(--answers)"
+                "nobody can tell whether this bank helps or harms: only "
+                f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets, "
+                "as with documents or synonyms of the targets (with other queries, 84% "
+                "and more). Such banks changed R@1 by -3 to +1 points on text: pass the "
+                "answers of fifty queries or more (--answers)"
             )
         if not self.finds_a_corner:
             return None

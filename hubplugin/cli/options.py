@@ -33,8 +33,9 @@ Answers = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="The answers to the bank's queries. Either vectors of targets, in a file as for a bank, or clicks: a .csv "
-        "with the columns query (its text, or its row counted from 0) and target (an id in the store), or an .npy with "
+        help="The answers to the bank's queries: vectors of targets, in a file as for a "
+        "bank, or clicks. Clicks are a .csv with the columns query (its text, or "
+        "its row counted from 0) and target (an id in the store), or an .npy with "
         "one id per query, -1 for none.",
     ),
 ]
