@@ -60,7 +60,7 @@ def main() -> None:
             ).stdout
         )
         lines.append([f"{n:,}", f"{taken:,}", f"{4 * n >> 20:,}"])
-    table = markdown(["targets", "MiB", "of which the offsets"], lines)
+    table = markdown(["targets", "MiB", "part for the offsets"], lines)
     print(table + f"\n{machine(1)}")
     write_table(ROOT / "docs" / "measurements" / "methods.md", "memory", table)
 

@@ -46,17 +46,17 @@ Scores = Callable[[np.ndarray], np.ndarray]
 
 NEEDS = {
     "centred": "queries",
-    "centred, unit length": "queries; all vectors anew",
-    "all but the top": "queries; all vectors anew",
-    "whitened": "queries; all vectors anew",
+    "centred, unit length": "queries; rewriting all vectors",
+    "all but the top": "queries; rewriting all vectors",
+    "whitened": "queries; rewriting all vectors",
     "gallery density": "nothing",
     "linear adapter": "pairs; every query is mapped",
     "default": "queries",
     "map": "pairs; every query is mapped",
-    "centred, then default": "queries; all vectors anew",
+    "centred, then default": "queries; rewriting all vectors",
     "adapter, then default": "pairs; every query is mapped",
 }
-SIDES = {"": "clean", "asked": "asked before", "not asked": "not asked before"}
+SIDES = {"": "clean", "asked": "asked for", "not asked": "not asked for"}
 
 Gain = tuple[str, np.ndarray]
 """The side of a test, and the change of R@1 and R@10."""

@@ -1,4 +1,4 @@
-"""Real docstring-to-function pairs in Faiss and in Qdrant, both corrected in place, and what that changes.
+"""Correct a Faiss index and a Qdrant collection of real docstring-to-function pairs in place, and show the difference.
 
 make demo                             # or, in an environment with the extras faiss and qdrant:
 python examples/demo.py [--folder .demo]
@@ -39,7 +39,7 @@ K = 10
 
 @dataclass(frozen=True)
 class ExampleData:
-    """Docstrings (queries) and functions (targets) of the Python standard library; row i belongs to row i."""
+    """Docstrings (queries) and functions (targets) of the Python standard library, row by row."""
 
     bank_queries: np.ndarray
     bank_targets: np.ndarray
@@ -51,12 +51,12 @@ class ExampleData:
 
 @dataclass(frozen=True)
 class Run:
-    """All test queries searched in one store: rows of the targets found [q, K]."""
+    """The results of all test queries in one store: rows of the targets found [q, K]."""
 
     hits: np.ndarray
 
     def ranks(self) -> np.ndarray:
-        """The rank of each query's own target: float [q], infinity where it is not among the K found."""
+        """Return the rank of each query's own target: float [q], infinity if it is not among the K found."""
         own = self.hits == np.arange(len(self.hits))[:, None]
         return np.where(own.any(axis=1), own.argmax(axis=1) + 1.0, np.inf)
 
@@ -74,20 +74,20 @@ def example_data() -> ExampleData:
 
 
 def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Run]]:
-    """Builds both stores under `folder` (emptied first), corrects them in place, and prints what changed.
+    """Build both stores under `folder` (emptied first), correct them in place, and print the changes.
 
-    Returns, for each store, the raw and the corrected run. Raises HubpluginError if `folder` holds anything but an
+    Return the raw and the corrected run of each store. Raise HubpluginError if `folder` holds anything but an
     earlier demo.
     """
     console, started = console or Console(), time.perf_counter()
     clear(folder)
     data = example_data()
     console.print(
-        f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
-        f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
+        f"The gallery is {len(data.names):,} functions of the Python standard library. Each is searched for by its "
+        f"docstring. A bank of {len(data.bank_queries):,} other docstrings shows which functions are hubs.\n"
     )
     console.print(
-        "Building a Faiss index and a Qdrant collection, which runs in this process ..."
+        "Building a Faiss index, and a Qdrant collection that runs in this process ..."
     )
     build_index(folder / "functions.faiss", data)
     build_collection(folder / "qdrant", data)
@@ -119,14 +119,14 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     runs = {name: (raw[name], corrected[name]) for name in stores}
     console.print(gain_table(runs))
     console.print(
-        "\nThree queries whose own function (✓) stood behind a hub and now comes first:\n"
+        "\nThree queries whose own function (✓) came after a hub before, and comes first now:\n"
     )
     for query in captured_queries(*runs["Faiss"]):
         console.print(answer_table(query, data, runs))
     for name, pair in runs.items():
         console.print(f"{name}: {won_and_lost(*pair)}")
     console.print(
-        f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with"
+        f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. To inspect the stores, run"
     )
     beside = Path(sys.executable).with_name(
         "hubplugin"
@@ -138,14 +138,14 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
 
 
 def build_index(file: Path, data: ExampleData) -> None:
-    """A Faiss index of the functions, as any program would write it."""
+    """Write a Faiss index of the functions, as any program would."""
     index: Any = faiss.IndexFlatIP(data.test_targets.shape[1])
     index.add(data.test_targets)
     faiss.write_index(index, str(file))
 
 
 def build_collection(path: Path, data: ExampleData) -> None:
-    """A Qdrant collection of the functions, in the client's local mode."""
+    """Write a Qdrant collection of the functions, in the client's local mode."""
     with contextlib.closing(QdrantClient(path=str(path))) as client:
         vectors = models.VectorParams(
             size=data.test_targets.shape[1], distance=models.Distance.COSINE
@@ -158,7 +158,7 @@ def build_collection(path: Path, data: ExampleData) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Empties `folder` if an earlier demo made it; refuses if anything else lies there."""
+    """Empty `folder` if an earlier demo made it. Refuse if it holds anything else."""
     marker = folder / "made-by-hubplugin-demo"
     try:
         if folder.exists() and not marker.exists() and any(folder.iterdir()):
@@ -175,7 +175,7 @@ def clear(folder: Path) -> None:
 
 
 def search_all(store: Store, data: ExampleData, what: str, progress: Progress) -> Run:
-    """Every test query through the store's own search, one at a time, as an application would."""
+    """Search for every test query with the store's own search, one at a time, as an application would."""
     hits = np.empty((len(data.test_queries), K), np.int64)
     for row, query in enumerate(data.test_queries):
         hits[row] = store.search(query[None], K).ids[0]
@@ -184,7 +184,7 @@ def search_all(store: Store, data: ExampleData, what: str, progress: Progress) -
 
 
 def hub_table(before: Run, data: ExampleData) -> Table:
-    """The worst hubs by name: the functions that most queries find among their first K."""
+    """Return a table of the worst hubs: the functions that most queries find among their first K."""
     occurrence = k_occurrence(before.hits, len(data.names))
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -197,12 +197,12 @@ def hub_table(before: Run, data: ExampleData) -> Table:
     for row in np.argsort(-occurrence, kind="stable")[:5]:
         table.add_row(str(occurrence[row]), data.names[row])
     unfound = int((occurrence == 0).sum())
-    table.caption = f"Were all found alike, each would be found by {K}; {unfound} are found by none."
+    table.caption = f"An even share would be {K} queries for each function. No query finds {unfound} of them."
     return table
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
-    """Recall, median rank and hubness, raw and corrected, for every store."""
+    """Return a table of recall, median rank and hubness, raw and corrected, for every store."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title="Raw and corrected",
@@ -220,8 +220,8 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
     ):
         table.add_column(column, justify="right")
     table.caption = (
-        "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
-        "among their first 10. Qdrant is its client's local mode: exact, in Python, without a server."
+        "R@k: the percentage of queries whose own function is among the first k. N10: the number of queries that find "
+        "a function among their first 10. Qdrant runs in its client's local mode: exact, in Python, without a server."
     )
     for name, pair in runs.items():
         for state, result in zip(("raw", "corrected"), pair, strict=True):
@@ -242,7 +242,7 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
 
 
 def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
-    """The first queries whose own function stood behind a hub and now stands first; the worst hubs come first."""
+    """Return some queries whose own function came after a hub before and comes first now, worst hubs first."""
     occurrence = k_occurrence(before.hits, len(before.hits))
     freed = np.flatnonzero((before.ranks() > 1) & (after.ranks() == 1))
     return [
@@ -254,23 +254,23 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
 
 
 def won_and_lost(before: Run, after: Run) -> str:
-    """For how many queries the own function comes first, and how many won or lost that."""
+    """Say how many queries find their own function first, and how many won or lost it."""
     raw, corrected = before.ranks() == 1, after.ranks() == 1
     return (
-        f"the right function is in first place for {corrected.sum()} of {len(raw):,} queries, before "
-        f"for {raw.sum()}: {(corrected & ~raw).sum()} won it, {(raw & ~corrected).sum()} lost it."
+        f"the right function comes first for {corrected.sum()} of {len(raw):,} queries (before: {raw.sum()}). "
+        f"{(corrected & ~raw).sum()} queries won it, {(raw & ~corrected).sum()} lost it."
     )
 
 
 def shortened(name: str, length: int = 30) -> str:
-    """The end of a dotted name, which tells more than its start; an ellipsis stands for what is cut off."""
+    """Return the end of a dotted name, which says more than its start. An ellipsis replaces the rest."""
     return name if len(name) <= length else "…" + name[1 - length :]
 
 
 def answer_table(
     query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]
 ) -> Table:
-    """The first three answers to one query, before and after, from every store; its own function is marked."""
+    """Return a table of a query's first three results in every store. ✓ marks its own function."""
     text = (
         data.texts[query]
         if len(data.texts[query]) <= 90

@@ -1,10 +1,10 @@
-"""Fits on the workers of an executor: the gallery lies in parts that no process reads as a whole.
+"""Fit on the workers of an executor. The gallery is stored in parts, and no process reads all of it.
 
     python examples/executor_fit.py            # two processes of this machine
     python examples/executor_fit.py dask       # pip install distributed: a cluster of two workers on this machine
     python examples/executor_fit.py ray        # pip install ray
 
-The offsets are those of a fit in one process; `model.save(...)` keeps the model for those who search.
+The offsets are the same as those of a fit in one process. `model.save(...)` saves the model for searches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class RayExecutor(Executor):
-    """The workers of the Ray cluster of this process. options: those of `ray.remote`, such as num_gpus=1."""
+    """The workers of this process's Ray cluster. options: arguments of `ray.remote`, such as num_gpus=1."""
 
     def __init__(self, **options: Any):
         import ray

@@ -1,4 +1,4 @@
-"""What the framework examples search: functions of the standard library, found by what their docstrings say."""
+"""The data of the framework examples: functions of the standard library, searched by their docstrings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 200
 
 @dataclass(frozen=True)
 class Function:
-    """One document: the code of a function without its docstring, which is the question that it answers."""
+    """A document: the code of a function, without its docstring. The docstring is the question that it answers."""
 
     name: str
     question: str
@@ -41,7 +41,7 @@ class Function:
 
 
 def functions() -> list[Function]:
-    """The first 200 functions of the test part of `examples/data`, as far as this Python has them."""
+    """Return the first 200 test functions of `examples/data` that this Python has."""
     names = json.loads((DATA / "names.json").read_text())["test"][:COUNT]
     parents = {name.rpartition(".")[0] for name in names} | {
         name.rsplit(".", 2)[0] for name in names
@@ -56,7 +56,7 @@ def functions() -> list[Function]:
 
 
 def query_bank() -> NDArray[np.float16]:
-    """2,500 docstrings of other functions, embedded by the same model: in an application, questions of the past."""
+    """Return 2,500 docstrings of other functions, embedded by the same model. They stand for past questions."""
     bank: NDArray[np.float16] = np.load(DATA / "bank_queries.npy")
     return bank
 
@@ -73,7 +73,7 @@ _embedded: dict[str, list[float]] = {}
 
 
 def embed(texts: list[str]) -> list[list[float]]:
-    """MiniLM-L6 vectors of 384 dimensions; a text that was asked for before is not embedded again."""
+    """Return MiniLM-L6 vectors of 384 dimensions. Each text is embedded only once."""
     new = [text for text in dict.fromkeys(texts) if text not in _embedded]
     if new:
         _embedded.update(
@@ -85,7 +85,7 @@ def embed(texts: list[str]) -> list[list[float]]:
 
 
 def sparse(text: str) -> tuple[list[int], list[float]]:
-    """Indices and values of a sparse vector: the words that occur, lighter in a longer text. Nothing is downloaded."""
+    """Return a sparse vector of the words, as indices and values. Words of longer texts weigh less."""
     words = {zlib.crc32(word.encode()) for word in re.findall(r"[a-z]+", text.lower())}
     return list(words), [len(words) ** -0.5] * len(words)
 
@@ -93,7 +93,7 @@ def sparse(text: str) -> tuple[list[int], list[float]]:
 def compare(
     title: str, asked: list[Function], raw: list[str], corrected: list[str]
 ) -> None:
-    """Prints the first few questions whose answers, the names found, differ; and how many of all answers are right."""
+    """Print some questions whose first results differ, and how many first results are right."""
     table = Table(title=title)
     for heading in ("question", "raw", "corrected"):
         table.add_column(heading, overflow="fold")

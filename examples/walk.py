@@ -1,8 +1,8 @@
-"""From a log to a correction that is looked after: every step of one collection's life, on real data.
+"""The life of one correction on real data: record, diagnose, apply, evaluate, inspect, refit and roll back.
 
 python examples/walk.py                                  # Qdrant in this process, in a folder
 python examples/walk.py --url http://localhost:6333      # makes and deletes a collection on a server
-python examples/walk.py --folder walk                    # keeps the report and what was recorded
+python examples/walk.py --folder walk                    # keeps the report and the recorded queries
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from hubplugin_qdrant import HubQdrantClient
 DATA = Path(__file__).parent / "data"
 COLLECTION = "hubplugin-walk"
 RECORDED, LATER, MEASURED, COMPARED, CLICKED = 2000, 500, 300, 50, 400
-"""How many queries are asked and recorded before the first fit, how many after it; how many are evaluated, how many are
-searched raw and corrected, side by side, and in how many somebody clicks what was looked for."""
+"""The numbers of queries that are recorded before the first fit and after it, evaluated, compared side by side, and
+clicked."""
 
 FIRST = 1000
-"""How many targets the gallery has before it changes."""
+"""The number of targets in the gallery before it changes."""
 
 
 class Walk:
-    """The collection, and what is typed and asked on the way. where: the arguments of a client."""
+    """A collection, and the commands and searches of its users. where: the arguments of a client."""
 
     def __init__(self, folder: Path, where: dict[str, Any]):
         self.folder, self.where = folder, where
@@ -56,7 +56,7 @@ class Walk:
         self.names: list[str] = json.loads((DATA / "names.json").read_text())["test"]
 
     def typed(self, command: str, *arguments: object, status: int = 0) -> str:
-        """Runs a command on the store as it is typed, shows it, and returns what it prints."""
+        """Run a command on the store as a user would type it, show it, and return its output."""
         words = [command, self.store, *map(str, arguments)]
         print(f"\n$ hubplugin {' '.join(words)}", flush=True)
         run = subprocess.run(
@@ -71,13 +71,13 @@ class Walk:
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[HubQdrantClient]:
-        """What the application searches with; local mode lets one process in at a time."""
+        """Open the client of the application. Local mode allows one process at a time."""
         client = HubQdrantClient(**self.where, record=self.record, **options)
         with contextlib.closing(client):
             yield client
 
     def fill(self, first: int, last: int) -> None:
-        """Another program, which knows nothing of hubplugin, writes targets."""
+        """Write targets as another program does, which knows nothing of hubplugin."""
         points = [
             models.PointStruct(
                 id=row,
@@ -99,19 +99,19 @@ class Walk:
             client.query_points(COLLECTION, query.tolist(), limit=10)
 
     def click(self, client: HubQdrantClient, rows: range) -> None:
-        """The queries that look for the targets `rows` are asked, and whoever is shown what he looks for clicks it."""
+        """Search for the targets `rows`, and click each target that is found."""
         for row in rows:
             found = client.query_points(
                 COLLECTION, self.measured[row].tolist(), limit=10
             ).points
             search = Recorder.id_of(
                 self.measured[row]
-            )  # goes to a browser beside what was found, and comes back
+            )  # goes to a browser with the results, and comes back with a click
             if row in [point.id for point in found]:
                 client.click(COLLECTION, search, row)
 
     def first_ten(self, client: QdrantClient, queries: np.ndarray) -> list[list[Any]]:
-        """The ids that each query finds."""
+        """Return the ids that each query finds."""
         found = (
             client.query_points(COLLECTION, query.tolist(), limit=10).points
             for query in queries
@@ -125,17 +125,17 @@ def told(text: str) -> None:
 
 def walk(one: Walk) -> None:
     told(
-        f"a gallery of {FIRST} functions, which the application searches through the wrapped client, recording"
+        f"The application searches a gallery of {FIRST} functions through the wrapped client, which records queries."
     )
     one.fill(0, FIRST)
     with one.client() as client:
         one.search(client, one.asked[:RECORDED])
     one.typed("bank")
 
-    told("what is wrong with these searches?")
+    told("What is wrong with these searches?")
     one.typed("diagnose")
 
-    told("a correction from the record, and what it does in place")
+    told("Fit a correction on the recorded queries, and measure it in the store.")
     one.typed("apply")
     queries, truth = one.folder / "queries.npy", one.folder / "truth.npy"
     np.save(queries, one.measured[:MEASURED])
@@ -150,7 +150,7 @@ def walk(one: Walk) -> None:
     )
     one.typed("evaluate", *given)
 
-    told("what users see: the same searches by a plain client and by a corrected one")
+    told("What do users see? Compare a plain client with a corrected one.")
     with one.client() as client:
         raw, corrected = (
             one.first_ten(each, one.measured[:COMPARED])
@@ -164,15 +164,16 @@ def walk(one: Walk) -> None:
         before[0] != after[0] for before, after in zip(raw, corrected, strict=True)
     ]
     print(
-        f"{np.mean(same):.0%} of the results are the same, {np.mean(changed):.0%} of the first places others"
+        f"{np.mean(same):.0%} of the results are the same. "
+        f"{np.mean(changed):.0%} of the queries have another first result."
     )
 
-    told("another program adds targets, and an inspection complains")
+    told("Another program adds targets, so an inspection asks for attention.")
     one.fill(FIRST, len(one.targets))
     one.typed("inspect", status=4)
 
     told(
-        "a new fit, on what has been asked since, too, and what was clicked; it is activated if it is not worse"
+        "Fit again, on newer queries and clicks. The new correction is activated if it is not worse."
     )
     with one.client() as client:
         one.search(client, one.asked[RECORDED : RECORDED + LATER])
@@ -182,11 +183,11 @@ def walk(one: Walk) -> None:
     one.typed("inspect")
 
     told(
-        "and back to the model before, which gives the targets that came since their offsets, too"
+        "Return to the previous model. Targets added since then get their offsets, too."
     )
     one.typed("rollback")
     one.typed("inspect")
-    print(f"\nthe report: {one.folder / 'report.html'}")
+    print(f"\nReport: {one.folder / 'report.html'}")
 
 
 def main(given: list[str] | None = None) -> None:
@@ -198,7 +199,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument(
         "--folder",
         type=Path,
-        help="where files are kept; by default they are deleted at the end",
+        help="a folder for the files; by default they are deleted at the end",
     )
     arguments = parser.parse_args(given)
     with tempfile.TemporaryDirectory() as temporary:

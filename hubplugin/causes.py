@@ -65,10 +65,10 @@ def check_model(
         return Finding(cause, None, few)
     near = typical_similarity(queries, targets, metric, compute, rng)
     says = (
-        f"queries are {max(near, 0):.0%} as near to documents as documents to each "
-        f"other; below {CHANCE:.0%}, another model embedded them"
+        f"queries come {max(near, 0):.0%} as near to documents as documents come to "
+        f"each other; below {CHANCE:.0%}, another model embedded them"
     )
-    advice = "embed the queries with the very model that embedded the documents"
+    advice = "embed the queries with the model that embedded the documents"
     return Finding(cause, near < CHANCE, says, advice, {"near": near})
 
 
@@ -92,12 +92,12 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
     found = None if apart >= APART else False
     says = (
         f"the means of queries and documents lie {apart:.2f} variances apart; from "
-        f"{APART} on something moves all queries"
+        f"{APART} on, something shifts all queries"
     )
     advice = (
-        "captions beside images and queries in another language are moved, which is no "
-        "trouble; else see whether both got the prefix that the model asks for, such as "
-        "'query: ' and 'passage: '"
+        "a shift is normal if captions search for images, or queries are in another "
+        "language; otherwise check that both got the prefix that the model asks for, "
+        "such as 'query: ' and 'passage: '"
     )
     return Finding("prefix or shift", found, says, advice, {"apart": apart})
 
@@ -140,11 +140,11 @@ def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
     places = float((distances <= limit).mean())
     exact = float((distances <= exact_limit).mean())
     says = (
-        f"copies of a document higher up take {places:.1%} of all places, exact ones "
-        f"{exact:.1%}"
+        f"copies of a document that is ranked above them take {places:.1%} of all "
+        f"places, exact copies {exact:.1%}"
     )
     advice = (
-        "keep one of each, or group answers by what they are copies of: no offset can "
+        "keep one copy of each document, or group results by document: no offset can "
         "tell copies apart"
     )
     figures = {"places": places, "places_exact": exact}
@@ -204,4 +204,4 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
 
 
 HUBBY = 0.35
-"""How far the skewness must exceed that of chance for a search to be called hubby."""
+"""The skewness above chance from which a search counts as hubby."""

@@ -122,7 +122,7 @@ class Manifest(Record, Generic[V]):
         Raises:
             StoreError: Another version of hubplugin wrote it, or it is damaged.
         """
-        damaged = f"{place} has a manifest that is damaged"
+        damaged = f"the manifest of {place} is damaged"
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
             given = values.get("format") if isinstance(values, Mapping) else FORMAT
@@ -391,8 +391,8 @@ class ManifestStore(Store, Generic[V]):
     def overtaken(self) -> StoreError:
         """Return the error for a run that another run has replaced."""
         return StoreError(
-            f"{self.url}: another run has begun since, and this one stops; searches "
-            "use nothing that it wrote"
+            f"{self.url}: another run has begun since, so this one stops; no search "
+            "uses what this one wrote"
         )
 
     def switch(self, version: V) -> None:

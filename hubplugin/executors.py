@@ -143,7 +143,7 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
         f"targets: workers cannot read {type(source).__name__} from the memory of this "
         "process; with ",
         Parameter("executor"),
-        " pass files, as in 'parts/*.npy', or a store",
+        " pass files, such as 'parts/*.npy', or a store",
     )
 
 
@@ -218,8 +218,8 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
         return function()
     except BrokenExecutor as error:
         raise ClusterError(
-            f"the executor has lost its workers ({one_line(error)}); start a new one and "
-            "run it again: what was written to a store is not written again"
+            f"the executor has lost its workers ({one_line(error)}); start a new one "
+            "and run the job again: what was written to a store is kept"
         ) from None
     except Exception as error:
         cause = getattr(error, "cause", error)  # Ray wraps the error in pages of text
@@ -263,8 +263,7 @@ def read_by_workers(
     parts = [part for part, _ in found if part is not None]
     if not parts:
         raise EmptyInput(
-            "targets are empty: no shard has a vector with a direction; at least one is "
-            "needed"
+            "targets are empty: no shard has a nonzero vector; at least one is needed"
         )
     count = sum(part.count for part in parts)
     answers = None

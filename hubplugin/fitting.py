@@ -102,7 +102,7 @@ def fit(
     if prepared.zeros:
         name = prepared.require_targets().name
         warnings.warn(
-            f"{name}: {prepared.zeros} zero vectors are left out, and keep the offset 0",
+            f"{name}: {prepared.zeros} zero vectors are left out, and get the offset 0",
             stacklevel=2,
         )
     return model
@@ -126,6 +126,5 @@ def require_executor(executor: object, shards: int | None) -> None:
     if context is not None and context.get_start_method() == "fork":
         raise InputError(
             "the processes of this executor are forks, which hang once torch has been "
-            "used; make it with "
-            'mp_context=multiprocessing.get_context("spawn")'
+            'used; create it with mp_context=multiprocessing.get_context("spawn")'
         )

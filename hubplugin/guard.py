@@ -90,7 +90,7 @@ class Trial(Figures):
     raw: The figures without a correction.
     noise: The standard error of the change in skewness.
     bank: The profile of the bank.
-    asked: R@1 of other wordings of what a log asks for. None if the answers are not
+    asked: R@1 of other wordings for targets of a log. None if the answers are not
         known, or if few targets are asked for again.
     objections: The reasons to refuse the correction.
     notes: Remarks that are no reason to refuse it.
@@ -138,14 +138,14 @@ class Trial(Figures):
         if self.objections:
             return f"be refused: {'; '.join(self.objections)}"
         if not self.measurable:
-            return "be applied, and no effect can be measured"
+            return "be applied, but its effect cannot be measured"
         changes = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}
         hubness = changes[self.hubness]
         if self.right is None:
             unknown = "whether it would help is not known without answers (--answers)"
             return f"{hubness}; {unknown}"
         effects = {1: "help", 0: "neither help nor harm beyond chance", -1: "do harm"}
-        return f"{effects[self.right.change.sign]}, and {hubness}"
+        return f"{effects[self.right.change.sign]}; it would {hubness}"
 
     def change_of_skewness(self) -> str:
         """Describe the change in skewness and its interval, as in `rise`."""
@@ -190,7 +190,7 @@ def judge(
     - if the bank is of the wrong kind, see `BankProfile`;
     - with known answers, if R@1 of held-out queries falls beyond chance or, with 200
       such queries, if neither R@1 nor the mean rank of their targets improves;
-    - with a log, also if R@1 of other wordings of what it asked for falls;
+    - with a log, also if R@1 of other wordings for its targets falls;
     - with a method other than `blend`, if the bank is small, if it looks like a log and
       the method keeps its answers, or, without known answers, if hubness does not fall.
 
@@ -248,7 +248,7 @@ def judge_by(
         tried = learned or fitted_by(method.resolve(bank))
         trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
         if trial.asked is not None and trial.asked.change.sign < 0:
-            objections.append(f"what was asked before is harmed: {trial.asked}")
+            objections.append(f"targets asked for before are harmed: {trial.asked}")
     notes = [*small_bank(bank_profile.distinct), *_notes(trial)]
     return replace(trial, objections=tuple(objections), notes=tuple(notes))
 
@@ -352,8 +352,8 @@ def objections_to_method(method: Method, trial: Trial) -> list[str]:
     objections = _objections_to_size(method, bank.distinct, trial.right is not None)
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
         objections.append(
-            f"{bank}, and {method.name!r} would push down what it asks for; "
-            "pass answers='left out'"
+            f"{bank}, and {method.name!r} would push down its answers; pass "
+            "answers='left out'"
         )
     if trial.right is None and trial.skewness >= trial.raw.skewness:
         objections.append(trial.change_of_skewness())
@@ -373,9 +373,9 @@ def _notes(trial: Trial) -> list[str]:
     right = trial.right
     asked = trial.asked
     if asked is not None and asked.change.sign:
-        notes.append(f"asked before: {asked}")
+        notes.append(f"targets asked for before: {asked}")
     if not trial.measurable:
-        line = f"no effect can be measured: {trial.change_of_skewness()}"
+        line = f"the effect cannot be measured: {trial.change_of_skewness()}"
         if right is not None:
             line += f"; {right}"
         return [*notes, line]
@@ -389,8 +389,8 @@ def small_bank(distinct: int) -> list[str]:
     if distinct >= FEW:
         return []
     return [
-        f"the bank has {distinct} distinct queries: below {FEW} expect little; "
-        "collect 300 or more"
+        f"the bank has {distinct} distinct queries: with fewer than {FEW}, expect "
+        "little; collect 300 or more"
     ]
 
 
@@ -423,9 +423,9 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
     share = displacement(model, bank)
     if share > FARTHEST:
         raise _refusal(
-            "the offsets are far wider than the similarities to the bank: "
-            f"a query would have {share:.0%} of the gallery nearer than its first "
-            f"result ({FARTHEST:.0%} at most)",
+            "the offsets are far wider than the similarities to the bank: for a query, "
+            f"{share:.0%} of the gallery would be nearer than its first result (at most "
+            f"{FARTHEST:.0%} is allowed)",
             "embed the bank with the gallery's model",
         )
 
@@ -449,7 +449,7 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
 
 Parts: TypeAlias = tuple[str | Parameter, ...]
 
-COLLECT: Parts = ("collect queries that people ask of this very gallery",)
+COLLECT: Parts = ("collect queries that people ask of this gallery",)
 USE_BLEND: Parts = (
     "use ",
     Parameter("method", "blend"),
@@ -465,7 +465,7 @@ def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
             *COLLECT,
             ", pass ",
             answers,
-            " if documents are to be asked by documents",
+            " if documents are meant to be the queries",
         )
     if bank.kind == "swapped":
         return (

@@ -382,14 +382,14 @@ def share_found(pairs: PreparedBank) -> float:
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 UNASKED = (
-    "that is R@1 of held-out pairs, such as titles, which nobody searches with: real "
+    "this is R@1 of held-out pairs such as titles, with which nobody searches: real "
     "queries gained 0 to 6 points over the offsets alone (docs/titles.md)"
 )
 
 
 @dataclass(frozen=True)
 class LearnedMap:
-    """The map that the known answers of a bank taught, and its gain.
+    """A query map learned from the known answers of a bank, and its gain.
 
     model: The model. It has a query map unless held-out answers gain nothing from one.
     how: The chosen fit.
@@ -426,9 +426,9 @@ class LearnedMap:
         notes = [NOTHING]
         query_map = self.model.query_map
         if query_map is not None:
-            changes = f"not asked before: {self.other}"
+            changes = f"not asked for before: {self.other}"
             if self.asked is not None:
-                changes = f"asked before: {self.asked}; {changes}"
+                changes = f"asked for before: {self.asked}; {changes}"
             share = f", with {self.how.share:g} of the offsets"
             offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, share)
             notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
@@ -438,8 +438,8 @@ class LearnedMap:
         error = (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5
         if self.nearer < RIGHT - 2 * error:
             notes.append(
-                f"{1 - self.nearer:.0%} of the pairs are nearer to another's answer "
-                f"(with right clicks, mostly {1 - RIGHT:.0%} at most): if people "
+                f"{1 - self.nearer:.0%} of the queries are nearer to another query's "
+                f"answer (with right clicks, mostly {1 - RIGHT:.0%} at most). If people "
                 "clicked on wrong results, held-out clicks are wrong, too, and these "
                 "figures are too low: pass the clicks as pairs, with a bank of 50 "
                 "answers that somebody has checked (docs/learning.md)"

@@ -58,8 +58,8 @@ def open_store(url: str) -> Store:
         # The rest of the URL may hold a password.
         shown = f"{scheme}:..." if colon else url
         raise StoreError(
-            f"{shown!r} is no store URL that an installed adapter knows; "
-            f"known: {known or 'none installed'}"
+            f"no installed adapter can open {shown!r}; known: "
+            f"{known or 'none installed'}"
         )
     try:
         opener = cast(Callable[[str], Store], entry.load())

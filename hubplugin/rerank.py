@@ -112,7 +112,7 @@ class Reranker:
         if len(candidate_ids) != len(candidate_scores):
             raise InputError(
                 f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} "
-                "scores; expected one each"
+                "scores; expected one for each"
             )
         if not len(candidate_ids):
             return np.empty(0, np.int64), np.empty(0)

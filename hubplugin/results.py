@@ -37,7 +37,7 @@ COMPARED = (RAW, CORRECTED, "points (95%)")
 """The columns of a comparison, see `compare`."""
 
 RECALL = "right answer first (R@1)"
-WORST = "worst hub, of all queries"
+WORST = "queries that find the worst hub"
 NEVER = "targets never found"
 SKEWNESS = "skewness"
 
@@ -405,14 +405,14 @@ def list_hubs(
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (
-            " Below it (→): what comes first instead for a query that found it first; "
-            "✓ is right."
+            " Below it (→): the target that comes first instead, for a query that found "
+            "the hub first; ✓ means it is right."
         )
     if field is not None:
         note += f" Names come from the field {field!r}."
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    return Section("Comes back most", (), rows, columns, note=note)
+    return Section("Found most often", (), rows, columns, note=note)
 
 
 def describe_changes(

@@ -211,7 +211,7 @@ class Store(ABC):
     record: Path | None = None
     """The folder of the `hubplugin.Recorder` for this store's queries, if known."""
 
-    how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
+    how_to_record: str = "call hubplugin.Recorder(FOLDER).add(queries) at each search"
     """The advice in error messages on how to record queries."""
 
     def for_job(self) -> Store:
@@ -252,7 +252,8 @@ class Store(ABC):
         known = self.fields()
         if field not in known:
             raise StoreError(
-                f"{self.url} has no column {field!r}; there are {', '.join(known)}"
+                f"{self.url} has no column {field!r}; its columns are "
+                f"{', '.join(known)}"
             )
 
     @abstractmethod
@@ -344,7 +345,7 @@ class Store(ABC):
         The condition is in the store's query language. Raises InputError if the store
         cannot parse it, and StoreError if the store has no filters.
         """
-        raise StoreError(f"{self.url} searches without filters")
+        raise StoreError(f"{self.url} does not support filters")
 
 
 def for_job(store: Store) -> Store:

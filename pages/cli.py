@@ -47,7 +47,7 @@ def reference() -> str:
     lines += [
         "",
         "## Options\n",
-        "| of | option | what it does | default |",
+        "| command | option | what it does | default |",
         "|---|---|---|---|",
     ]
     lines += [f"| {', '.join(names)} {row}" for row, names in takers.items()]

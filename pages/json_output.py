@@ -17,14 +17,15 @@ from hubplugin.results import Result
 
 START = """# JSON
 
-With `--json`, a command prints one line of JSON: its name as `command`, the version of this format as `version`, and
-the fields of its result. The version is raised if a name changes its meaning or is removed; new names may be added at
-any time. Errors and warnings go to stderr as text. The exit status is the same with and without `--json` ([command
-line](cli.md)). In Python, a result has the same fields, and `as_json()` gives the same JSON.
+With `--json`, a command prints one line of JSON. It has the fields of the command's result, and two more: `command` is
+the name of the command, and `version` the version of this format. The version is raised if a name changes its meaning
+or is removed; new names may be added at any time. Errors and warnings go to stderr as text. `--json` does not change
+the [exit status](cli.md). In Python, results have the same fields, and `as_json()` gives the same
+JSON.
 
     hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 
-None is written as null, and so are undefined numbers, such as the skewness if nothing was found.
+None is written as null. Undefined numbers are also null, such as the skewness if nothing was found.
 """
 
 MEANING = re.compile(r"(?:^|(?<=[.]))\s*\b([a-z_]\w*(?:, [a-z_]\w*)*): ")
@@ -61,17 +62,22 @@ def reference() -> str:
         printers.setdefault(_describe(schema)[0], []).append(command)
         for row in _rows(schema["properties"], meanings):
             takers.setdefault(row, []).append(command)
-    lines = [START, "## Commands\n", "| command | its result |", "|---|---|"]
+    lines = [START, "## Commands\n", "| command | result |", "|---|---|"]
     lines += [
         f"| {', '.join(commands)} | {result} |" for result, commands in printers.items()
     ]
-    lines += ["", "## Fields\n", "| of | field | type | meaning |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## Fields\n",
+        "| command | field | type | meaning |",
+        "|---|---|---|---|",
+    ]
     lines += [f"| {', '.join(commands)} {row}" for row, commands in takers.items()]
     lines += [
         "",
         "## Parts\n",
         "These parts occur in several fields.\n",
-        "| part | its fields |",
+        "| part | fields |",
         "|---|---|",
     ]
     for name, part in sorted(parts.items()):

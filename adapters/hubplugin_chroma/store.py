@@ -72,8 +72,8 @@ class ChromaStore(CandidateStore):
         hnsw = collection.configuration_json.get("hnsw")
         if not hnsw:
             raise StoreError(
-                f"{self.url} has another index than HNSW, as in Chroma Cloud; use a "
-                "server or a folder"
+                f"the index of {self.url} is not HNSW, as in Chroma Cloud; use a server "
+                "or a folder"
             )
         self.metric = METRICS[hnsw["space"]]
         self.name = f"{collection.name}--hub"
@@ -87,8 +87,8 @@ class ChromaStore(CandidateStore):
         version, _ = self.read_manifest().find_current()
         if version is None:
             raise StoreError(
-                f"{self.url} is empty, so that its dimension is not known; add its "
-                "targets first"
+                f"{self.url} is empty, so its dimension is not known; add its targets "
+                "first"
             )
         return version.dim
 
@@ -235,9 +235,9 @@ def open_url(url: str) -> ChromaStore:
     record = options.pop("record", None)
     if "@" in parts.netloc or options.keys() - {"tenant", "database"}:
         raise StoreError(
-            "expected chroma:FOLDER/COLLECTION or chroma://HOST:8000/COLLECTION, with "
-            "no more than ?record=FOLDER&tenant=T&database=D behind it; a client with a "
-            "password or other settings goes to hubplugin_chroma.open_store"
+            "expected chroma:FOLDER/COLLECTION or chroma://HOST:8000/COLLECTION, "
+            "optionally followed by ?record=FOLDER&tenant=T&database=D; pass a client "
+            "with a password or other settings to hubplugin_chroma.open_store"
         )
     folder, _, name = url.partition("?")[0].partition(":")[2].rpartition("/")
     chroma = ErrorTranslator(chromadb, url, ERRORS)
@@ -248,7 +248,7 @@ def open_url(url: str) -> ChromaStore:
         client = chroma.PersistentClient(folder, **options)
     else:
         raise StoreError(
-            f"{url}: {folder!r} is no folder of Chroma; expected "
+            f"{url}: {folder!r} is not a folder of Chroma; expected "
             "chroma:FOLDER/COLLECTION"
         )
     collection = client.get_collection(name, embedding_function=None)

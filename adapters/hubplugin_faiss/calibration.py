@@ -90,12 +90,13 @@ def require_recall(
     )
     if lost > promised + 2 * error and not force:
         raise CorrectionRefused(
-            f"an upgrade of this {name_of(raw.index)} would take {found}, and {promised} is "
-            f"the most for its type; nothing was changed{advice}; ",
+            f"an upgrade of this {name_of(raw.index)} would lower {found}, and "
+            f"{promised} is the most that is allowed for its type; nothing was "
+            f"changed{advice}; ",
             Parameter("force", True),
             " upgrades it all the same",
         )
-    warnings.warn(f"the upgrade took {found}{advice}", stacklevel=4)
+    warnings.warn(f"the upgrade lowered {found}{advice}", stacklevel=4)
 
 
 def measure_recall(

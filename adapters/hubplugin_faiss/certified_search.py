@@ -79,8 +79,8 @@ class CorrectedSearch:
         metric = index.metric_type
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise InputError(
-                f"the index has metric {metric}, neither inner product nor L2: an offset "
-                "is no part of it"
+                f"the index has metric {metric}, neither inner product nor L2: it "
+                "cannot include an offset"
             )
         self._euclidean = metric == faiss.METRIC_L2
         self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
@@ -105,14 +105,14 @@ class CorrectedSearch:
             raise refuse_query_map("an index that normalises queries (L2norm)")
         if isinstance(index, faiss.IndexIDMap):
             raise InputError(
-                f"the ids of this {type(index).__name__} are not its rows: search what "
-                "lies inside, faiss.downcast_index(index.index), and take "
+                f"the ids of this {type(index).__name__} are not its rows: search the "
+                "inner index, faiss.downcast_index(index.index), and translate its ids: "
                 "faiss.vector_to_array(index.id_map)[ids]"
             )
         if self._scores_bits and self._vectors is None:
             raise InputError(
                 "an index of bits (LSH) has no similarities to rank by: pass the "
-                "originals, vectors="
+                "original vectors, vectors="
             )
 
     def _read_offsets(
@@ -124,7 +124,7 @@ class CorrectedSearch:
             return offsets.copy()  # the caller may change the array
         if targets is None:
             raise InputError(
-                "OffsetModel needs to know the gallery: pass targets= or vectors="
+                "an OffsetModel needs the gallery: pass targets= or vectors="
             )
         gallery = as_vectors(targets, "targets")
         if gallery.rows != self._count:
@@ -205,8 +205,8 @@ class CorrectedSearch:
             )
         if self._index.ntotal != self._count:
             raise InputError(
-                f"the index holds {self._index.ntotal} now, and {self._count} when this "
-                "was made: make it anew"
+                f"the index holds {self._index.ntotal} vectors now, and held "
+                f"{self._count} when this search was made: make a new one"
             )
         if self._map is None:
             return queries
@@ -229,7 +229,7 @@ class CorrectedSearch:
             return raw, rows, np.inf
         if rows.max() >= self._count:
             raise InputError(
-                f"the index returned id {rows.max()}, and {self._count} targets were "
+                f"the index returned id {rows.max()}, but {self._count} targets were "
                 "given: its ids must be 0, 1, 2, ..."
             )
         similarities = raw.astype(np.float64)

@@ -74,8 +74,8 @@ def cloneable(index: faiss.Index) -> faiss.Index:
             pass
         case _:
             raise StoreError(
-                f"Faiss has no {name_of(part)} like this on GPUs; docs/faiss-types.md "
-                "lists what it has there"
+                f"Faiss does not support this {name_of(part)} on GPUs; "
+                "docs/faiss-types.md lists the supported types"
             )
     return faiss.clone_index(part)
 
@@ -87,8 +87,8 @@ def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
     counts = [count for count in PARTS if count >= codes.M]
     if codes.nbits != 8 or not counts:
         raise StoreError(
-            f"on GPUs PQ codes have at most {max(PARTS)} parts of 8 bits; with the "
-            f"offsets those of this {name_of(part)} have {codes.M} of {codes.nbits}"
+            f"on GPUs, PQ codes have at most {max(PARTS)} parts of 8 bits; with the "
+            f"offsets, those of this {name_of(part)} have {codes.M} of {codes.nbits}"
         )
     return codes.dsub * counts[0]
 
@@ -115,8 +115,8 @@ def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransf
                     images[0] += faiss.vector_to_array(step.b)
             case _:
                 raise StoreError(
-                    f"Faiss clones no {type(step).__name__} (L2norm) to a GPU; normalise "
-                    "vectors and queries"
+                    f"Faiss cannot clone a {type(step).__name__} (L2norm) to a GPU; "
+                    "normalise vectors and queries yourself"
                 )
     images = np.pad(images, ((0, 0), (0, d_out - images.shape[1])))
     return linear_transform(images[1:].T, images[0])

@@ -352,7 +352,7 @@ def require_unit(
         row = bad[0]
         raise InputError(
             f"{name}: the model is for cosine, but row {first_row + row} has length "
-            f"{lengths[row]:.4g} and Faiss does not normalise; take unit vectors "
+            f"{lengths[row]:.4g} and Faiss does not normalise; use unit vectors "
             "(faiss.normalize_L2), or fit with ",
             Parameter("metric", "dot"),
             " or 'euclidean'",
@@ -378,7 +378,7 @@ def require_suits(model: OffsetModel, handler: IndexHandler) -> None:
     if model.dim != handler.index.d:
         raise InputError(
             f"the model has {model.dim} dimensions, the index has {handler.index.d}; "
-            "fit one on its vectors"
+            "fit a model on its vectors"
         )
     if model.metric not in (handler.metric, Metric.COSINE):
         raise InputError(
@@ -401,8 +401,8 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
         )
     if not any(map(handler.holds_offsets_of, ("", model.fingerprint))):
         raise StoreError(
-            "the offsets in this index are those of another model; add with that one, or "
-            "take this one for all: index = upgrade(index, model)"
+            "the offsets in this index come from another model; add with that model, or "
+            "replace all offsets: index = upgrade(index, model)"
         )
 
 
@@ -422,7 +422,7 @@ def require_offsets(values: OffsetsLike, count: int, name: str) -> np.ndarray:
     if offsets.shape != (count,):
         raise InputError(
             f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected "
-            "an OffsetModel, or one for each"
+            "an OffsetModel, or one offset for each"
         )
     finite = np.isfinite(offsets)
     if not finite.all():

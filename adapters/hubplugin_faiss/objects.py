@@ -36,7 +36,7 @@ def reason(error: RuntimeError | MemoryError) -> str:
     )
     return re.sub(
         r"Index type 0x\w+ \(.*\) not recognized",
-        "it is no index, or of a type unknown to this Faiss",
+        "it is not an index, or its type is unknown to this Faiss",
         " ".join(text.split()),
     )
 

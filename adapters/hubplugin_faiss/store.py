@@ -103,7 +103,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self.hub = Path(f"{self.path}.hub")
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = (
-            f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
+            f"call hubplugin.Recorder({str(self.record)!r}).add(queries) at each search"
         )
         self._given_metric = metric
         self._is_writing = False
@@ -186,8 +186,8 @@ class FaissStore(ManifestStore[FaissVersion]):
                 )
         raise StoreError(
             f"{str(self.path)!r} is corrected, but its model is not in "
-            f"{str(self.hub)!r}; copy that folder along with the index, or take the "
-            f"correction out: hubplugin remove {self.url}"
+            f"{str(self.hub)!r}; copy that folder along with the index, or remove the "
+            f"correction: hubplugin remove {self.url}"
         )
 
     def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
@@ -213,7 +213,7 @@ class FaissStore(ManifestStore[FaissVersion]):
                 fault = str(error)
         raise StoreError(
             f"{self.url}, in {str(self.hub)!r}: {fault}; put the right one there, or "
-            f"take the correction out: hubplugin remove {self.url}"
+            f"remove the correction: hubplugin remove {self.url}"
         )
 
     def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
@@ -237,8 +237,8 @@ class FaissStore(ManifestStore[FaissVersion]):
         """
         if self.hub.is_symlink():
             raise StoreError(
-                f"{str(self.hub)!r} is a link, where hubplugin keeps a folder; move it "
-                "away"
+                f"{str(self.hub)!r} is a link, but hubplugin keeps a folder there; move "
+                "it away"
             )
         return self.hub / name
 
@@ -408,7 +408,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         """
         if field is not None:
             raise StoreError(
-                f"{self.url}: its targets are vectors alone, without a field {field!r}"
+                f"{self.url}: its targets are only vectors, without a field {field!r}"
             )
         self._reread_if_changed()
         # A model may be fitted on this scan. `begin` raises if the file has changed

@@ -42,7 +42,7 @@ def open_url(url: str) -> LanceStore:
     if not (Path(folder) / f"{table}.lance").is_dir():
         raise StoreError(
             f"{without_secrets(url)}: there is no such table; expected "
-            "lancedb:FOLDER/TABLE, and ?record=FOLDER at most"
+            "lancedb:FOLDER/TABLE, optionally followed by ?record=FOLDER"
         )
     store = LanceStore(folder, table)
     if record:
@@ -155,8 +155,8 @@ class LanceStore(CandidateStore):
         if wrong:
             names = ", ".join(map(repr, wrong[:3]))
             raise StoreError(
-                f"{self.url}: each row needs an id of its own, which {names} is not; "
-                "mend the ids, then apply"
+                f"{self.url}: each row needs its own id, but {names} is not unique; "
+                "correct the ids, then apply"
             )
 
     def find_place(self, name: str) -> Any:

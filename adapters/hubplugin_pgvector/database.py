@@ -63,7 +63,7 @@ def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
     if "%3a" in user.lower():  # a server would repeat it as a name
         raise StoreError(
             "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ "
-            "with a plain one"
+            "with a plain colon"
         )
     ours = {name: options.pop(name) for name in OPTIONS if name in options}
     # urlunsplit would drop the slashes of a URL without a host, which names a local
@@ -205,10 +205,12 @@ ADVICE: dict[type[psycopg.Error], str] = {
         "set a longer statement_timeout by PGOPTIONS or for the role, and run it again"
     ),
     errors.UndefinedColumn: (
-        "where somebody dropped or renamed the column of offsets, `hubplugin remove` "
+        "if somebody dropped or renamed the column of offsets, run `hubplugin remove` "
         "and apply again"
     ),
-    errors.DiskFull: "what was written stays: make room on the server, and run it again",
+    errors.DiskFull: (
+        "the offsets written so far are kept: make room on the server, and run it again"
+    ),
     # Last, since some of the others are of this type: the connection fails or is lost.
     psycopg.OperationalError: "once the server answers, run it again",
 }

@@ -208,7 +208,7 @@ def explain(
         k: The number of results.
         is_mapped: True if `query` went through a query map.
     """
-    hint = "there is none, as index=none says, so that this is the exact form"
+    hint = "there is none (index=none), so this is the exact form"
     if order.component:
         unit = "the query"
         if table.metric is Metric.COSINE:
@@ -226,7 +226,7 @@ def explain(
     lines = [
         f"-- by the index: {hint}",
         select(ordered),
-        "-- exact: no index is used, so best behind a filter that leaves few rows",
+        "-- exact: no index is used, so this is best if a filter leaves few rows",
         select(exact.by(query)),
     ]
     if is_mapped:

@@ -201,9 +201,9 @@ def _find_table(database: Database, table: str | None) -> tuple[int, str, str]:
     oid, schema, name, is_whole = rows[0]
     if not is_whole:
         raise StoreError(
-            f"{url}: {table} is a view or the like, partitioned, a partition, or one of a "
-            "family by inheritance; offsets need one whole table: name the one that has "
-            "the vectors, or copy them into one"
+            f"{url}: {table} is a view, partitioned, a partition, or uses inheritance; "
+            "offsets need one whole table: name the one that has the vectors, or copy "
+            "them into one"
         )
     return oid, schema, name
 
@@ -224,7 +224,7 @@ def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -
     if len(meant) == 1:
         return meant[0]
     raise StoreError(
-        f"{url}: means {len(meant)} columns of type vector or halfvec; name one: "
+        f"{url}: there are {len(meant)} columns of type vector or halfvec; name one: "
         f"vector={'|'.join(names) or '...'}"
     )
 
@@ -247,7 +247,7 @@ def _read_metric(
     if len(by_metric) == 1:
         return by_metric.popitem()
     raise StoreError(
-        f"{database.url}: no index alone says how {vector} is compared; add "
+        f"{database.url}: no single index tells how {vector} is compared; add "
         "metric=cosine, dot or euclidean"
     )
 
@@ -263,7 +263,7 @@ def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int)
     if dim < MOST_DIMENSIONS["halfvec"]:
         way_out = "index=halfvec, which rounds to 16 bits"
     raise StoreError(
-        f"{url}: a {index} index ends at {MOST_DIMENSIONS[index]:,} dimensions, and "
+        f"{url}: a {index} index has at most {MOST_DIMENSIONS[index]:,} dimensions, and "
         f"{dim:,} and the offset are more; add {way_out}"
     )
 
@@ -279,8 +279,8 @@ def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
     if rows:
         return Key(*rows[0])
     raise StoreError(
-        f"{database.url}: {lack}; name one that tells one row from another, key=id, or "
-        "add one: ALTER TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
+        f"{database.url}: {lack}; name a unique column, key=id, or add one: ALTER TABLE "
+        "... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
     )
 
 

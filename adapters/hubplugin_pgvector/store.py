@@ -75,8 +75,8 @@ class PgvectorStore(DocumentStore):
     shared = True
     maps_queries = True
     how_to_record = (
-        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it "
-        "behind the table: &record=FOLDER"
+        "call hubplugin.Recorder(FOLDER).add(queries) at each search, and append "
+        "&record=FOLDER to the URL"
     )
 
     def __init__(self, url: str):
@@ -215,7 +215,7 @@ class PgvectorStore(DocumentStore):
             return []
         place = f"offsets in the column {version.column} of {self.table.name}"
         if self.table.index == "none":
-            return [f"{place}; no index, as index=none says"]
+            return [f"{place}; no index (index=none)"]
         query = np.full(self.dim, self.dim**-0.5, np.float32)
         order = self.order(version)
         search = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
@@ -225,8 +225,8 @@ class PgvectorStore(DocumentStore):
         if is_used:
             return [f"{place}; a search uses the index {version.index}"]
         return [
-            f"{place}; a search reads all rows and not the index {version.index}: where "
-            "somebody dropped it, hubplugin refresh builds it anew"
+            f"{place}; a search reads all rows and not the index {version.index}: if "
+            "somebody dropped it, hubplugin refresh builds a new one"
         ]
 
     def plan(self) -> Sequence[str]:
@@ -236,7 +236,7 @@ class PgvectorStore(DocumentStore):
         ]
         triggers = self.describe(schema.TRIGGERS)
         if triggers:
-            steps.append(f"these fire on the update of every row: {triggers}")
+            steps.append(f"these triggers fire on the update of every row: {triggers}")
         return steps
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -295,7 +295,7 @@ class PgvectorStore(DocumentStore):
         query = np.asarray(query, np.float32)
         if query.shape != (self.dim,):
             raise InputError(
-                f"a query of shape {query.shape}, and {self.url} has vectors of "
+                f"a query has shape {query.shape}, but {self.url} has vectors of "
                 f"{self.dim} dimensions"
             )
         mapped: np.ndarray = self.map_queries(query[None], version)[0]
@@ -327,7 +327,7 @@ class PgvectorStore(DocumentStore):
             other.search(np.zeros((1, self.dim), np.float32), 0, raw=True)
         except StoreError as error:
             raise InputError(
-                f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\""
+                f"{error}; a filter is the condition after WHERE: \"tenant = 'a'\""
             ) from None
         return other
 

@@ -120,7 +120,7 @@ class QdrantVersion(corrections.Version):
         else:
             text = (
                 f"offsets in the payload key {self.key!r}; the server adds them to "
-                f"{self.oversampling:.3g} candidates a result"
+                f"{self.oversampling:.3g} candidates per result"
             )
             if self.oversampling > MANY_CANDIDATES:
                 text += ", which is slow; storage='vector' needs none"

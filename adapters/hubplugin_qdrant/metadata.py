@@ -216,7 +216,7 @@ class CorrectionCache:
                 raise
             if name not in self.manifests:
                 self.warn(
-                    f"what is known of {name!r} cannot be read just now; until it can, "
+                    f"the manifest of {name!r} cannot be read at present; until it can, "
                     "its searches are raw here"
                 )
             # Use the old manifest until a new one can be read.
@@ -254,8 +254,8 @@ class CorrectionCache:
             except HubpluginError as error:
                 manifest = None
                 self.warn(
-                    f"{error}; until then its searches are raw here, and what is "
-                    "written gets no offsets"
+                    f"{error}; until then its searches are raw here, and points written "
+                    "here get no offsets"
                 )
         until = time.monotonic() + MANIFEST_SECONDS
         cached = CachedManifest(collection, manifest, until, payload)

@@ -44,18 +44,17 @@ class Place:
         is_complete = self.collection and server_or_folder
         if credentials or unknown or not is_complete:
             raise InputError(
-                f"expected {expected}, and no more than "
-                "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER "
-                "behind it; an api key is read from the environment variable "
-                "QDRANT_API_KEY"
+                f"expected {expected}, optionally followed by "
+                "?using=VECTOR&storage=STORAGE&pace=POINTS&grpc=PORT&record=FOLDER; the "
+                "api key is read from the environment variable QDRANT_API_KEY"
             )
         self.prefix = self.folder.strip("/")
         grpc = self.options.get("grpc", "")
         is_port = grpc.isdecimal() and 0 < int(grpc) < 65536
         if grpc and (self.is_local or self.prefix or not is_port):
             raise InputError(
-                f"grpc={grpc}: expected the server's port for gRPC, usually 6334, "
-                "behind HOST:6333/COLLECTION"
+                f"grpc={grpc}: expected the server's port for gRPC, usually 6334, after "
+                "HOST:6333/COLLECTION"
             )
 
     def connect(self) -> QdrantClient:

@@ -143,8 +143,8 @@ def refuse_embedded(asked: object) -> None:
     """Raise InputError if the server would have to embed the query `asked`."""
     if isinstance(asked, EMBEDDED):
         raise InputError(
-            f"a {type(asked).__name__} that the server embeds cannot be searched "
-            "corrected, by storage='vector' or a query map: embed it in the client "
+            f"a {type(asked).__name__} that the server embeds cannot be corrected with "
+            "storage='vector' or a query map: embed it in the client "
             "(cloud_inference=False), or apply storage='payload' without learn"
         )
 
@@ -171,8 +171,8 @@ def asked_point(
             continue
         if node is not request:
             raise InputError(
-                f"prefetch: the nearest of point {point!r}: with storage='vector' a "
-                "prefetch takes vectors only; retrieve the point and pass its vector"
+                f"prefetch: nearest to point {point!r}: with storage='vector', a "
+                "prefetch accepts only vectors; retrieve the point and pass its vector"
             )
         return point if isinstance(point, int) else str(point), version
     return None

@@ -98,8 +98,8 @@ class Schema:
         transport.wait_until(
             self._is_indexed,
             "waiting for the graph",
-            "searches are slower until it is whole; run refresh then, which calibrates "
-            "them",
+            "searches are slower until it is complete; then run refresh, which "
+            "calibrates them",
             progress,
             transport.count(),
         )
@@ -149,9 +149,9 @@ class PayloadSchema(Schema):
         if len(indexes) >= limit:
             names = ", ".join(map(repr, sorted(indexes))) or "none"
             raise StoreError(
-                f"{self.transport.url}: offsets in payloads need a payload index, of "
-                f"which strict mode allows {limit} (max_payload_index_count) and there "
-                f"are {len(indexes)}: {names}; delete one, allow one more, or use ",
+                f"{self.transport.url}: offsets in payloads need a payload index, but "
+                f"strict mode allows {limit} (max_payload_index_count) and there are "
+                f"{len(indexes)}: {names}; delete one, allow one more, or use ",
                 Parameter("storage", "vector"),
             )
 
@@ -343,8 +343,8 @@ def choose_storage(
     if reason := vector.objection():
         return "payload", [f"storage='payload': {reason}"]
     return "vector", [
-        "storage='vector': a search by a second vector is as fast as a raw one, and "
-        "the server adds it in place"
+        "storage='vector': a search by a second vector is as fast as a raw search, and "
+        "the server can add it in place"
     ]
 
 
@@ -400,8 +400,8 @@ def find_vector(
         (using,) = dense
     if using not in dense:
         raise StoreError(
-            f"{url}: there is no dense vector {using!r}, and no other kind has offsets; "
-            "name one with ",
+            f"{url}: there is no dense vector {using!r}, and other kinds cannot have "
+            "offsets; name one with ",
             Parameter("vector"),
             f"; dense vectors there: {', '.join(map(repr, dense)) or 'none'}",
         )
@@ -417,7 +417,7 @@ def find_vector(
         distances = ", ".join(distance.value for distance in METRICS)
         raise StoreError(
             f"{url}: vector {using!r} is a {kind} of {numbers} that ranks by "
-            f"{vector.distance.value}; offsets need one vector a point, so use a dense "
-            f"vector of float16 or float32, with one of {distances}"
+            f"{vector.distance.value}; offsets need one vector per point, so use a "
+            f"dense vector of float16 or float32, with one of {distances}"
         )
     return using, vector

@@ -104,7 +104,7 @@ def click(
     recorder = cache.recorder
     if recorder is None:
         raise InputError(
-            "this client records nothing: name a folder where it is made, ",
+            "this client records nothing: pass a folder when you create it, ",
             Parameter("record"),
         )
     try:
@@ -115,7 +115,9 @@ def click(
             place = cached.collection
             ids = [as_target_id(target)]
             if not (yield Call(cache.raw.retrieve, place, ids, with_payload=False)):
-                raise InputError(f"what was clicked is no point of {collection_name!r}")
+                raise InputError(
+                    f"the clicked id is not a point of {collection_name!r}"
+                )
             recorder.within(place, using or "").click(query, target)
     except Exception as error:  # a failed recording must not stop the user
         recorder.fail(error, "a click is")

@@ -84,8 +84,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     shared = True
     how_to_record = (
-        "search through HubQdrantClient(..., record=FOLDER), and name the folder "
-        "behind this store: ?record=FOLDER"
+        "search through HubQdrantClient(..., record=FOLDER), and append ?record=FOLDER "
+        "to the URL of this store"
     )
 
     def __init__(
@@ -103,11 +103,11 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self.client = require_client(client, QdrantClient)
         if agreement is not None and not 0 < agreement <= 1:
             raise InputError(
-                f"agreement={agreement!r}: it is a share of the raw recall, above 0 "
+                f"agreement={agreement!r}: expected a share of the raw recall, above 0 "
                 "and at most 1"
             )
         if pace not in (None, "all") and not (str(pace).isdecimal() and int(pace)):
-            raise InputError(f"pace={pace!r}: it is a number of points, or 'all'")
+            raise InputError(f"pace={pace!r}: expected a number of points, or 'all'")
         self._agreement = agreement
         self._pace = pace
         self.url = url or f"qdrant collection {collection!r}"
@@ -189,9 +189,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         info = self._run(doing, metadata.describe, self.ours)
         if info is not None and not metadata.is_metadata(info):
             raise StoreError(
-                f"collection {self.ours!r} has vectors, so it is yours; hubplugin keeps "
-                f"the correction of {self.collection!r} in a collection of that name, "
-                "which must be free"
+                f"collection {self.ours!r} has vectors, so it is not hubplugin's; "
+                f"hubplugin keeps the correction of {self.collection!r} in a collection "
+                "of that name, which must be free"
             )
         return info is not None
 
@@ -341,7 +341,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         """
         if not self.url.startswith(("qdrant:", "qdrant+https:")):
             raise StoreError(
-                f"{self.url}: other machines cannot open it; open a server's by "
+                f"{self.url}: other machines cannot open it; use a server: "
                 "hubplugin.open_store('qdrant://...')"
             )
         records = chain.from_iterable(self.transport.pages())
@@ -383,9 +383,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             raise StoreError(f"{self.url}: the collection is empty; add points first")
         if self.transport.opened.config.optimizer_config.prevent_unoptimized:
             raise StoreError(
-                f"{self.url}: with prevent_unoptimized each write waits for the graph; "
-                "switch it off for the time: update_collection(optimizers_config="
-                "OptimizersConfigDiff(prevent_unoptimized=False))"
+                f"{self.url}: with prevent_unoptimized, each write waits for the graph; "
+                "switch it off meanwhile: "
+                "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
         manifest = self.seen()
         has_manifest = manifest.last_number > 0 or self.has_manifest()
@@ -418,9 +418,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             is_ours = payload.get(KEY) and m.holds_offsets(payload)
             if KEY in payload and not is_ours:
                 raise StoreError(
-                    f"{self.url}: the payload key {KEY!r} holds something of yours, in "
-                    f"point {record.id!r}; call it otherwise first: hubplugin keeps its "
-                    "offsets there"
+                    f"{self.url}: the payload key {KEY!r} holds data that are not "
+                    f"hubplugin's, in point {record.id!r}; rename it first: hubplugin "
+                    "keeps its offsets there"
                 )
 
     def notes(self) -> Sequence[str]:
@@ -432,8 +432,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             lines = [active.where(), *self._choice, f"they take {cost}"]
             if active.metric is Metric.EUCLIDEAN:
                 lines.append(
-                    "a fusion by DBSF gets similarities here where it gets distances "
-                    "raw: other scores, other order"
+                    "a DBSF fusion gets similarities here instead of distances, so "
+                    "scores and order differ from raw"
                 )
         if manifest.writing is not None and manifest.writing.vector == self.vector:
             lines.append(f"half-written: {manifest.writing.where()}")
@@ -446,7 +446,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             f"each point of {self.collection!r} would get {gets}",
             *self._choice,
             f"offsets would take {schema.cost()}",
-            f"manifest and model would lie in {self.ours!r}",
+            f"manifest and model would be stored in {self.ours!r}",
             *self._price(),
             *others,
         ]
@@ -459,9 +459,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         points = self.count()
         seconds = schema.writing * self.transport.seconds_to_read()
         return [
-            f"to write {points:,} points takes about {seconds:,.0f} s, by the time that "
-            "reading them took, and the server builds their graph anew; meanwhile "
-            "searches of everybody are slower (docs/qdrant.md, On a live service)"
+            f"writing {points:,} points takes about {seconds:,.0f} s, estimated from "
+            "the time to read them, and the server rebuilds their graph; meanwhile all "
+            "searches are slower (docs/qdrant.md, On a live service)"
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -501,7 +501,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         except ValueError as error:
             reason = " ".join(str(error).split())
             raise InputError(
-                f"{condition!r} is no Qdrant filter in JSON: {reason}"
+                f"{condition!r} is not a Qdrant filter in JSON: {reason}"
             ) from None
         return store
 
@@ -665,7 +665,7 @@ class QdrantWriting(Writing):
         self._transport.wait_until(
             lambda: time.monotonic() >= end,
             "waiting for clients",
-            "the next job deletes what the version before leaves",
+            "the next job deletes the data of the previous version",
             self._progress,
         )
 

@@ -149,10 +149,10 @@ class Refusal(StoreError):
         elif fault is Fault.FORBIDDEN:
             text = (
                 f"the api key may not do this ({reason}); it is read from "
-                "QDRANT_API_KEY, or is that of your client, and needs access to the "
-                "collection and to its metadata collection, "
-                f"{m.metadata_collection(collection)}: to read both, to write both for "
-                "what writes, and to manage for creating or deleting the latter"
+                "QDRANT_API_KEY, or comes from your client. It must be able to read the "
+                "collection and its metadata collection, "
+                f"{m.metadata_collection(collection)}; jobs that write must be able to "
+                "write both, and to create and delete the latter"
             )
         super().__init__(f"{place}: {text}")
 
@@ -176,7 +176,7 @@ Item = TypeVar("Item")
 BATCH = 2000
 """The largest number of points read or written at a time, with small vectors."""
 
-FEWER = "set hubplugin_qdrant.transport.BATCH, points a request, to fewer"
+FEWER = "set hubplugin_qdrant.transport.BATCH to fewer points per request"
 
 BATCH_NUMBERS = 1_000_000
 """The largest number of vector components read at a time, about 10 MB of JSON. By
@@ -354,7 +354,7 @@ class QdrantTransport:
                     raise Refusal(error, place, self.collection) from None
                 logger.log(
                     level,
-                    "%s: a request failed (%s: %s), asked again",
+                    "%s: a request failed (%s: %s) and is repeated",
                     self.url,
                     type(error).__name__,
                     fault.name.lower(),  # not the server's text: it may hold a secret
@@ -390,7 +390,7 @@ class QdrantTransport:
         while not is_done():
             waited = time.monotonic() - since
             if waited > patience:
-                text = "%s: %s: not finished after %g s, going on; %s"
+                text = "%s: %s: not finished after %g s, continuing; %s"
                 logger.warning(text, self.url, name, patience, otherwise)
                 return
             if progress is not None:
@@ -398,8 +398,8 @@ class QdrantTransport:
             elif waited > SILENT_SECONDS and not is_told:
                 is_told = True
                 logger.warning(
-                    "%s: %s, for up to %g s; it may be interrupted, and goes on when it "
-                    "is run again",
+                    "%s: %s, for up to %g s; you can interrupt it, and continue by "
+                    "running it again",
                     self.url,
                     name,
                     patience,
@@ -417,7 +417,7 @@ class QdrantTransport:
         This asks the server to delete a point that does not exist. The server checks
         the key first, so a refusal for any other reason means that the key may write.
         """
-        doing = "asking whether it may be written to"
+        doing = "checking whether it may be written to"
         try:
             self.retry(doing, self.client.delete, collection, nothing())
         except Refusal as error:

@@ -158,7 +158,8 @@ class Bank:
         if not pairs:
             fields = ", ".join(store.fields()) or "no fields"
             raise InputError(
-                f"{store.url}: no target has a text in {field!r}; there are {fields}"
+                f"{store.url}: no target has a text in {field!r}; the store has "
+                f"{fields}"
             )
         texts, ids = zip(*pairs, strict=True)
         return cls(texts, np.array(ids, object), embed=embed, name=name)
@@ -174,9 +175,9 @@ class Bank:
         lines = list(queries)
         if not lines or not all(isinstance(line, str) for line in lines):
             raise InputError(
-                f"{self.name}: expected texts beside ",
+                f"{self.name}: expected texts together with ",
                 Parameter("embed"),
-                "; vectors are passed without it",
+                "; pass vectors without it",
             )
         return Texts(lines, range(len(lines)), self.name)
 
@@ -191,8 +192,8 @@ class Bank:
                 require_file(path, "answers")
                 if path.suffix not in CLICKS:
                     raise InputError(
-                        f"answers: {path.name!r} is no file of answers; expected .csv, "
-                        ".tsv or .npy, or vectors"
+                        f"answers: {path.name!r} is not a file of answers; expected "
+                        ".csv, .tsv or .npy, or vectors"
                     )
                 return path
             if path.suffix == ".npy":
@@ -248,14 +249,15 @@ class Bank:
             queries = embed_texts(self.texts.texts, self.embed, name, progress, dim)
         if queries is None:
             raise InputError(
-                f"{name}: no queries were given, and recorded ones are those of a store"
+                f"{name}: no queries were given, and only a store has recorded "
+                "ones; pass queries"
             )
         vectors = as_vectors(queries, name)
         if dim is not None and vectors.dim != dim:
             searched = getattr(gallery, "url", "targets")
             raise InputError(
                 f"{vectors.name} has {vectors.dim} dimensions, {searched} has {dim}; "
-                "embed the queries with its model"
+                "embed the queries with the gallery's model"
             )
         return vectors
 

@@ -104,9 +104,9 @@ def embed_texts(
         dim = dim or vectors.shape[1]
         if vectors.shape != (len(batch), dim):
             raise InputError(
-                f"{name}: of {len(batch)} texts the model made {len(vectors)} vectors "
-                f"of {vectors.shape[1]} dimensions; expected one each, of {dim}: name "
-                "the model that embedded the gallery"
+                f"{name}: the model made {len(vectors)} vectors of {vectors.shape[1]} "
+                f"dimensions from {len(batch)} texts; expected one of {dim} dimensions "
+                "for each text: name the model that embedded the gallery"
             )
         parts.append(vectors)
         if progress is not None:

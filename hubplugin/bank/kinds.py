@@ -127,7 +127,7 @@ class BankProfile:
         of neighbours that are found.
     agreement: The correlation, over targets, of the nearness of the bank with the
         nearness of the gallery itself.
-    known: True if answers are known, so that documents may be asked by documents.
+    known: True if answers are known; documents may then be used as queries.
     answered: True if the answers are in the gallery according to clicks or pairs, False
         if the target bank holds them, None if nothing is known. If True, a bank may
         look as if it came from elsewhere: a trial on held-out queries then shows
@@ -204,18 +204,19 @@ class BankProfile:
             return None
         if self.like_documents and not self.known:
             return (
-                "whether this bank helps or harms is not known without answers: it may "
-                f"be documents, or synonyms of the targets ({self.one_sided:.0%} of its "
-                "vectors lie beyond their nearest targets, of other queries 84% and "
-                "more); such banks changed R@1 by -3 to +1 points on text: pass the "
+                "nobody can tell whether this bank helps or harms: only "
+                f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets, "
+                "as with documents or synonyms of the targets (with other queries, 84% "
+                "and more). Such banks changed R@1 by -3 to +1 points on text: pass the "
                 "answers of fifty queries or more (--answers)"
             )
         if not self.finds_a_corner:
             return None
         return (
-            f"what the bank finds lies together ({self.clustered:.2f}): if it asks about "
-            "one part of the gallery only, measure the rest with `hubplugin evaluate`; "
-            "such banks changed R@1 by -3 to +4 points"
+            "the targets that the bank finds lie close together "
+            f"({self.clustered:.2f}): if it asks about one part of the gallery only, "
+            "measure the rest with `hubplugin evaluate`; such banks changed R@1 by -3 "
+            "to +4 points"
         )
 
     def __str__(self) -> str:
@@ -223,44 +224,47 @@ class BankProfile:
         own = f"{self.own_share:.0%}"
         near = f"{max(self.near, 0):.0%}"
         ratio = f"(spacing ratio {self.spacing:.2f})"
-        log = "the bank is a log: its answers are known, and in the gallery"
+        log = "the bank is a log: its answers are known and lie in the gallery"
         if self.answers_stand_out:
             log = f"the bank looks like a log: its answers are in the gallery {ratio}"
         documents = (
             "the bank looks like documents about something else, not queries: "
-            f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets "
-            f"({ONE_SIDED:.0%} is needed), and they come {near} as near to the gallery "
-            f"as its own vectors to each other ({AS_NEAR:.0%} is needed)"
+            f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets (at "
+            f"least {ONE_SIDED:.0%} is needed), and they come {near} as near to the "
+            f"gallery as its own vectors come to each other (at least {AS_NEAR:.0%} is "
+            "needed)"
         )
         if self.own_share < OWN_SHARE:
             documents = (
                 f"the bank looks like documents, not queries: {own} of nearest "
-                "neighbours come from the own set, as in two halves of one set "
-                f"({OWN_SHARE:.1%} is needed)"
+                "neighbours come from the same set, as in two halves of one set (at "
+                f"least {OWN_SHARE:.1%} is needed)"
             )
         descriptions: dict[Kind, str] = {
             "clean": "the bank is clean: its answers are in the target bank, not in the "
             "gallery",
             "log": log,
-            "clean or log": "the bank cannot be told from a log: no answers stand out in "
+            "clean or log": "the bank may be clean or a log: no answers stand out in "
             f"the gallery, but they may be there {ratio}",
             "documents": documents,
-            "swapped": "query bank and target bank look swapped: of nearest neighbours "
-            f"come from the own set {own} of the query bank and the gallery, as in two "
-            f"halves of one set, and {self.target_share:.0%} of the target bank and the "
-            "gallery",
+            "swapped": f"query bank and target bank look swapped: {own} of nearest "
+            "neighbours come from the same set for query bank and gallery, "
+            f"as in two halves of one set, but {self.target_share:.0%} for "
+            "target bank and gallery",
             "mixture": "the bank looks like a mixture of two kinds of vectors: "
-            f"{self.between:.0%} of the variance of its similarities lies between its "
-            f"queries ({BETWEEN:.0%} is allowed)",
+            f"{self.between:.0%} of the variance of its similarities lies "
+            f"between its queries (at most {BETWEEN:.0%} is allowed)",
             "another model": "the bank looks as if another model had embedded it: its "
-            f"queries come {near} as near to the gallery as its own vectors to each "
-            f"other, where 0% is chance ({CHANCE:.0%} is needed)",
+            f"queries come {near} as near to the gallery as its own "
+            "vectors come to each other (0% is chance, at least "
+            f"{CHANCE:.0%} is needed)",
             "elsewhere": "the bank looks as if it came from elsewhere, or asked about "
-            f"one corner of the gallery: what it finds lies together "
-            f"({self.clustered:.2f}, {CLUSTERED} is allowed), and on the hubs it "
-            f"disagrees with the gallery ({self.agreement:.2f}, {AGREEMENT} is needed)",
-            "too small to tell": "the bank, or the gallery, is too small to tell its "
-            f"kind ({FEWEST} rows are needed)",
+            "one corner of the gallery: the targets that it finds lie "
+            f"close together ({self.clustered:.2f}, at most {CLUSTERED} is "
+            "allowed), and it disagrees with the gallery on the hubs "
+            f"({self.agreement:.2f}, at least {AGREEMENT} is needed)",
+            "too small to tell": "bank or gallery is too small to tell the kind of the "
+            f"bank ({FEWEST} rows are needed)",
         }
         return descriptions[self.kind]
 

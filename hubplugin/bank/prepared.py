@@ -200,7 +200,7 @@ class PreparedBank:
         answers = self.known_answers
         if answers is None:
             raise InputError(
-                "it is not known what each query asks for: pass a Bank with ",
+                "the answers to the queries are not known: pass a Bank with ",
                 Parameter("answers"),
                 ", or pairs such as titles (docs/titles.md)",
             )
@@ -210,7 +210,7 @@ class PreparedBank:
         """Return the gallery. Raises InputError if there is none."""
         if self.targets is None:
             raise InputError(
-                "this is fitted against the gallery, and none was given: pass ",
+                "this needs the gallery, and none was given: pass ",
                 Parameter("targets"),
             )
         return self.targets
@@ -248,7 +248,7 @@ class PreparedBank:
         """Return the target bank. Raises InputError if there is none."""
         if self.target_bank is None:
             raise InputError(
-                "the bank lacks the vectors of answers: pass ", Parameter("answers")
+                "the bank has no vectors of its answers: pass ", Parameter("answers")
             )
         return self.target_bank
 
@@ -277,7 +277,7 @@ class PreparedBank:
 
     def _survey(self, targets: Vectors) -> Survey:
         top = TopK(SPACINGS + 1)
-        label = "looking at the bank"
+        label = "examining the bank"
         search(self.surveyed, targets, self.metric, self.compute, top, label=label)
         return Survey(top.scores[0], top.rows[0, :, 0])
 
@@ -352,12 +352,14 @@ def _rows_of(
     """
     clicked = [id for id in clicks.tolist() if id != -1]
     if not clicked:
-        raise InputError("answers: all of them are -1, which stands for none")
+        raise InputError(
+            "answers: all of them are -1, which means none; pass at least one"
+        )
     if ids is None:
         if clicks.dtype.kind not in "iu":
             raise InputError(
-                "answers must be rows of the gallery, which are numbers, or vectors; -1 "
-                f"for none; given: {clicked[0]!r}"
+                f"answers: {clicked[0]!r} was given; expected row numbers of the "
+                "gallery (-1 for none), or vectors"
             )
         outside = np.flatnonzero((clicks < -1) | (clicks >= gallery.rows))
         if outside.size:
@@ -370,13 +372,13 @@ def _rows_of(
     example = next(iter(ids), None)
     if len(unknown) == len(clicked):
         raise InputError(
-            f"answers: none of the ids that they name is in {gallery.name}: they are "
-            f"such as {clicked[0]!r}, and its ids are such as {example!r}"
+            f"answers: none of these ids is in {gallery.name}: they look like "
+            f"{clicked[0]!r}, but its ids look like {example!r}"
         )
     if unknown:
         message = (
-            "%d of %d clicked ids are not in the store, and are left out: %s; its ids "
-            "are such as %r"
+            "%d of %d clicked ids are not in the store and are left out: %s; its ids "
+            "look like %r"
         )
         first = list_first(unknown)
         logger.warning(message, len(unknown), len(clicked), first, example)

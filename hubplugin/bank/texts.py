@@ -82,8 +82,8 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
         (rows,) = read_columns(path, TEXT)
         if not rows:
             raise InputError(
-                f"{path.name} has no column called {' or '.join(TEXT)}; rename the one "
-                "that has the texts"
+                f"{path.name} has no column called {' or '.join(TEXT)}; rename the "
+                "column that has the texts"
             )
     stripped = [(text or "").strip() for text in rows]
     full = [row for row, text in enumerate(stripped) if text]
@@ -189,13 +189,12 @@ def read_clicks(
             clicks[place, target.strip()] += 1
     if len(unknown) == given:
         raise InputError(
-            f"{path.name}: none of {given} clicks is of a query in the bank; expected "
-            f"the text of a query, or its row from 0 to {count - 1}"
+            f"{path.name}: none of {given} clicks belongs to a query of the bank; "
+            f"expected the text of a query, or its row from 0 to {count - 1}"
         )
     if unknown:
         message = (
-            "%s: %d of %d clicks are of queries that are not in the bank, and are left "
-            "out: %s"
+            "%s: %d of %d clicks belong to no query of the bank and are left out: %s"
         )
         first = list_first(unknown)
         logger.warning(message, path.name, len(unknown), given, first)

@@ -88,7 +88,7 @@ def refit(
         bool | None,
         typer.Option(
             "--learn/--no-learn",
-            help="As for apply; the default is that of the active correction.",
+            help="As for apply; the default is the choice of the active correction.",
         ),
     ] = None,
     pairs_from: PairsFrom = None,
@@ -103,10 +103,10 @@ def refit(
 ) -> Result:
     """Fit the correction again on newer queries, and activate it unless it is worse than the old one."""
     if settings and method is None:
-        raise InputError("--set is for a method that is named; add --method")
+        raise InputError("--set needs the name of a method; add --method")
     if learn is False and pairs_from is not None:
         raise InputError(
-            "--pairs-from teaches a map, and --no-learn wants none: leave one of them out"
+            "--pairs-from learns a map, and --no-learn drops it: leave one of them out"
         )
     parameters = parameters_of(method, settings)
     opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
@@ -128,7 +128,7 @@ def refresh(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write missing and outdated offsets only."""
+    """Write missing and stale offsets only."""
     return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 

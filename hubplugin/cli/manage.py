@@ -61,7 +61,7 @@ def explain(
     else:
         batch = next(iter(opened.scan()), None)
         if batch is None:
-            raise InputError(f"{opened.url} is empty; name a query by --vector")
+            raise InputError(f"{opened.url} is empty; pass a query with --vector")
         query = batch.vectors[0]
     if len(query) != opened.dim:
         raise InputError(
@@ -146,7 +146,7 @@ def bank(
     """Show, export or forget the recorded queries and clicks of a store."""
     if export is not None and export.suffix != ".npy":
         given = Parameter("export", str(export))
-        raise InputError("a bank is written as .npy; given: ", given)
+        raise InputError("--export writes a bank as .npy; given: ", given)
     require_writable(export)
     ids = forget or []
     for query in ids:
@@ -163,7 +163,7 @@ def bank(
         folder = store.record
         how = store.how_to_record
     if folder is None:
-        raise InputError(f"{name}: nobody records its queries; {how}")
+        raise InputError(f"{name}: its queries are not recorded; {how}")
     forgotten = 0
     if ids and folder.is_dir():
         forgotten = Recorder(folder).forget(ids)

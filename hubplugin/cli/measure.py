@@ -65,7 +65,8 @@ def inspect(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A file of current queries, as for a bank. The default is those recorded since the fit.",
+            help="A file of current queries, as for a bank. The default is the queries "
+            "recorded since the fit.",
         ),
     ] = None,
     embed: Embed = None,
@@ -100,8 +101,8 @@ def evaluate(
     truth: Annotated[
         str | None,
         typer.Option(
-            help="Rows of the true targets, ids in a STORE (.npy), or qrels (TREC, BEIR). By default, row i "
-            "belongs to row i."
+            help="Rows of the true targets, ids in a STORE (.npy), or qrels (TREC, "
+            "BEIR). By default, row i of the targets is the answer to query i."
         ),
     ] = None,
     bank: BankFile = None,
@@ -181,6 +182,7 @@ def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vect
     if texts is not None and texts.rows[-1] >= len(texts.rows):
         lacking = next(row for row, number in enumerate(texts.rows) if row != number)
         raise InputError(
-            f"{texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth"
+            f"{texts.name}: row {lacking}, counted from 0, has no text; remove it "
+            "here and from the truth"
         )
     return queries.vectors(gallery, progress)

@@ -33,8 +33,9 @@ Answers = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="The answers to the bank's queries. Either vectors of targets, in a file as for a bank, or clicks: a .csv "
-        "with the columns query (its text, or its row counted from 0) and target (an id in the store), or an .npy with "
+        help="The answers to the bank's queries: vectors of targets, in a file as for a "
+        "bank, or clicks. Clicks are a .csv with the columns query (its text, or "
+        "its row counted from 0) and target (an id in the store), or an .npy with "
         "one id per query, -1 for none.",
     ),
 ]
@@ -66,7 +67,8 @@ Images = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Pictures of targets for the report; file names match the names given by --show.",
+        help="A folder with pictures of targets for the report. File names must match "
+        "the names given by --show.",
     ),
 ]
 ReportFile = Annotated[
@@ -81,7 +83,8 @@ PairsFrom = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD",
-        help="Learn a map from the texts in this field, such as titles, as --learn does from answers. Needs --embed.",
+        help="Learn a map from the texts in this field, such as titles (--learn uses "
+        "answers). Needs --embed.",
     ),
 ]
 DryRun = Annotated[
@@ -144,7 +147,9 @@ def parameters_of(method: str | None, settings: list[str] | None) -> dict[str, A
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise InputError(f"--set {setting!r}: expected NAME=VALUE, as tau=0.05")
+            raise InputError(
+                f"--set {setting!r}: expected NAME=VALUE, such as tau=0.05"
+            )
         parameters[name] = value  # the method's configuration parses and checks it
     build_method(METHODS, method, parameters)
     return parameters

@@ -319,7 +319,7 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0]
         if "device type" in reason:  # torch lists every device type it knows
-            reason = "known are cuda, mps and cpu"
+            reason = "expected cuda, mps or cpu"
         raise InputError(
             f"device {name!r} is not usable here ({reason}); use 'auto' or 'cpu'"
         ) from None

@@ -192,7 +192,9 @@ def fuse_log_sum(
         except Exception as error:
             if start:
                 raise
-            logger.warning("no fused kernel on this GPU, torch is used: %s", error)
+            logger.warning(
+                "no fused kernel on this GPU; torch is used instead: %s", error
+            )
             return None
         similarities.compute.report("offsets", stop, targets.rows)
     return to_host(values).astype(np.float64)

@@ -215,7 +215,7 @@ class Similarities:
         if targets.dim != self.dim:
             raise InputError(
                 f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; "
-                "embed both with one model"
+                "embed both with the same model"
             )
         if self.library.is_on_cpu:
             checked = targets.blocks(size, self.metric)

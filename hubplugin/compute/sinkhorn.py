@@ -237,9 +237,9 @@ class Kernel:
                 s = tile.s
                 if not tile.bound * library.xp.finfo(s.dtype).eps < 1:  # also if NaN
                     raise InputError(
-                        f"tau={self._tau:.4g} is out of proportion to the similarities "
-                        "of these vectors: it is below their rounding error; use a "
-                        "larger tau, such as the default"
+                        f"tau={self._tau:.4g} is too small for the similarities of "
+                        "these vectors: it is below their rounding error; use a larger "
+                        "tau, such as the default"
                     )
                 if self._thresholds is not None:
                     similarities.hide(s, self._thresholds, largest=not first)

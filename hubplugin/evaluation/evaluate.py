@@ -64,10 +64,10 @@ def evaluate(
         queries: The queries [q, d].
         truth: See `TruthLike`; by default row i of the targets answers query i.
         methods: For arrays only, the names of methods, with parameters that differ from
-            the defaults ("is", "nnn k=128 alpha=0.75"). Possible are the additive
-            methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and
-            hn, which need no bank and compare up to 25 million pairs. By default every
-            additive method that the bank allows.
+            the defaults ("is", "nnn k=128 alpha=0.75"). These can be additive or
+            query-dependent methods (dis, dualdis, dsl, gc), and otn, l2n and hn, which
+            need no bank and compare up to 25 million pairs. By default, all additive
+            methods that the bank allows.
         models: For arrays only, fitted models by label, such as {"learned":
             hubplugin.fit(..., learn=True)}.
         k: The number of targets that each query finds, also for the k-occurrence and
@@ -96,12 +96,13 @@ def evaluate(
     if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
             Parameter("names"),
-            ": expected a function of ids for a store, or one for each row of an array",
+            ": expected a function of ids for a store, or one entry for each row of "
+            "an array",
         )
     if not isinstance(targets, Store):
         if condition is not None:
             raise InputError(
-                "a filter is for a store; arrays and files are searched whole"
+                "a filter needs a store; arrays and files are searched whole"
             )
         chosen = Metric(metric or Metric.COSINE)
         models = models or {}

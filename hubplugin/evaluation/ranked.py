@@ -205,8 +205,8 @@ def rank_store(
         found = next(iter(place_of), None)
         named = next(iter(given[judged[0]]))
         raise InputError(
-            f"no query finds a true target in {store.url}, whose searches find ids such "
-            f"as {found!r}; ground truth names {named!r}: expected ids of the "
+            f"no query finds a true target in {store.url}: its searches find ids such "
+            f"as {found!r}, the ground truth names {named!r}; expected ids of the "
             "store, in the order of the queries"
         )
     return Ranked(
@@ -248,7 +248,7 @@ def rank_arrays(
             f" is not between 1 and the {gallery.rows} targets of the gallery",
         )
     if RAW in models:
-        raise InputError(f"a model cannot be labelled {RAW!r}; name it by another word")
+        raise InputError(f"a model cannot be labelled {RAW!r}; choose another label")
     called = as_names(names, gallery.rows, "names")
     prepared = None
     if bank is not None:
@@ -307,8 +307,8 @@ class Arrays:
             key, _, value = setting.partition("=")
             if not value:
                 raise InputError(
-                    f"method {method!r}: {key!r} is no parameter; expected NAME=VALUE, "
-                    "as in 'is tau=0.05'"
+                    f"method {method!r}: {key!r} is not a parameter; expected "
+                    "NAME=VALUE, as in 'is tau=0.05'"
                 )
             parameters[key] = value
         if name in PLANS:
@@ -343,8 +343,8 @@ class Arrays:
         """Return the candidate of a model. Raises InputError if the metrics differ."""
         if model.metric is not self.metric:
             raise InputError(
-                f"model {label!r} is for {model.metric.value}, the evaluation for "
-                f"{self.metric.value}"
+                f"model {label!r} is for {model.metric.value}, but the evaluation is "
+                f"for {self.metric.value}"
             )
         offsets = model.offsets(self.targets, compute=self.task.compute)
         return Candidate(

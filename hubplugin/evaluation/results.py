@@ -75,8 +75,8 @@ class MethodResult:
 class Results(Result):
     """The results of `evaluate`: raw search and corrections on the same queries.
 
-    judged: How many queries have a true target.
-    k: How many targets a query finds, for the k-occurrence and nDCG.
+    judged: The number of queries that have a true target.
+    k: The number of targets that a query finds, for the k-occurrence and nDCG.
     methods: One for each ranking; the raw search comes first.
     best: The label of the method recommended on these queries; None if no method is better
         than the raw search beyond chance.

@@ -44,7 +44,8 @@ def as_names(source: Names, rows: int, label: str) -> Sequence[object] | None:
         source = [texts.get(str(row)) for row in range(len(texts))]
     if source is not None and len(source) != rows:
         raise InputError(
-            f"{label} has {len(source)} entries for {rows} vectors; expected one each"
+            f"{label} has {len(source)} entries for {rows} vectors; expected one "
+            "for each"
         )
     return source
 
@@ -136,8 +137,8 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
                 judgements.append((query, target, float(relevance)))
     except (OSError, ValueError):
         raise InputError(
-            f"ground truth {path.name} is no qrels file: expected lines of "
-            "'query 0 target relevance', or an .npy file"
+            f"ground truth {path.name} is not a qrels file: expected lines of 'query 0 "
+            "target relevance', or an .npy file"
         ) from None
     return judgements
 
@@ -164,7 +165,7 @@ def _as_id(key: object) -> Id:
         return int(key)
     if isinstance(key, str):
         return str(key)
-    raise InputError(f"ground truth: {key!r} is no id; expected numbers or texts")
+    raise InputError(f"ground truth: {key!r} is not an id; expected numbers or texts")
 
 
 def _locate(
@@ -180,8 +181,8 @@ def _locate(
         for row, name in enumerate(range(count) if names is None else names):
             if rows.setdefault(str(name), row) != row:
                 raise InputError(
-                    f"{parameter}: {str(name)!r} is there twice, and ground truth "
-                    "tells by the name"
+                    f"{parameter}: {str(name)!r} occurs twice, but ground truth refers "
+                    "to names; make them unique"
                 )
     found = []
     for key in keys:

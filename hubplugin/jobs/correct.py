@@ -88,7 +88,7 @@ def apply(
         method, **parameters: As in `hubplugin.fit`.
         learn: As in `hubplugin.fit`; `Bank.from_field` reads pairs from the store. The
             store's search maps the queries.
-        force: Apply the correction without a trial, even if there is nothing to mend.
+        force: Apply the correction without a trial, even without any hubness.
         dry_run: Do everything except writing, and count what would be written.
         compute: Device, memory and progress.
         executor, shards: As in `hubplugin.fit`; the workers also write (docs/scale.md).
@@ -106,7 +106,7 @@ def apply(
         other_arguments = learn or parameters or executor
         if other_arguments or method != "blend":
             raise InputError(
-                "a fitted model has its bank and its method already: leave out all but ",
+                "a fitted model already has its bank and method: leave out all but ",
                 Parameter("force"),
                 " and ",
                 Parameter("dry_run"),
@@ -188,7 +188,7 @@ def refit(
     correction = store.correction()
     if correction is None or not correction.active:
         raise StoreError(
-            f"{store.url} has no active correction to fit anew; apply one first"
+            f"{store.url} has no active correction to fit again; apply one first"
         )
     compute.torch_device()
     old = correction.model
@@ -204,7 +204,8 @@ def refit(
     teachers = job.read(Bank() if bank is None else bank, compute)
     if by_default and learn and teachers.bank.known_answers is None:
         raise InputError(
-            "the active correction has a map of queries, and nothing here teaches a new one: pass ",
+            "the active correction has a query map, and there is nothing to learn a "
+            "new one from: pass ",
             Parameter("answers"),
             ", the pairs again (docs/titles.md), or ",
             Parameter("learn", False),
@@ -350,7 +351,8 @@ class Job:
             notes += fit.lesson.notes
         if before is not None and before.active and before.model.query_map is not None:
             notes.append(
-                "the correction of before had a map of queries, and this one has none: rollback returns to it"
+                "the previous correction had a query map, and this one has none: "
+                "rollback returns to it"
             )
         return replace(done, trial=fit.trial, notes=notes)
 
@@ -395,7 +397,7 @@ def read_learn_for(
     read = read_learn(learn, method, store.metric, store, executor)
     if read is not False and not store.maps_queries:
         raise InputError(
-            f"{store.url} holds no map of queries: leave out ", Parameter("learn")
+            f"{store.url} cannot hold a query map: leave out ", Parameter("learn")
         )
     return read
 
@@ -416,7 +418,8 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
         raise InputError(
             f"{store.url}: no queries are recorded{place}; pass ",
             Parameter("bank"),
-            f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
+            ", vectors or the texts of a log with their model, or collect queries: "
+            f"{store.how_to_record}",
         )
     answers = recorded.answers if learn and bank.answers is None else bank.answers
     return replace(bank, queries=recorded, answers=answers)

@@ -92,7 +92,7 @@ class Diagnosis(Result):
     most_found: The share of all places that the most found 1 % of the targets take.
     chance: The same figures by chance.
     hubs: The targets found most often, and the number of queries that find each among
-        their k nearest: raw, and corrected by a fit on these very queries.
+        their k nearest: raw, and corrected by a fit on the same queries.
     anti_hubs: Some targets that no query finds.
     findings: One finding for each cause that was looked for.
     trial: The changes under the default method, including R@1 if answers are known.
@@ -138,11 +138,11 @@ class Diagnosis(Result):
         """The verdict in words: hubness, other causes, both or neither."""
         causes = ", ".join(finding.cause for finding in self.causes)
         if self.hubby and causes:
-            return f"there is hubness, but mend something else first: {causes}"
+            return f"there is hubness, but fix something else first: {causes}"
         if self.hubby:
             return "there is hubness"
         if causes:
-            return f"this is not hubness, but: {causes}"
+            return f"this is not hubness, but another cause: {causes}"
         return "there is no hubness, and no other cause was found"
 
     def page(self) -> Page:
@@ -153,7 +153,7 @@ class Diagnosis(Result):
         elif not self.causes:
             headline += f"; the default correction would {trial.outlook()}"
         sections = [
-            Section("What was seen", self._seen()),
+            Section("Hubness", self._seen()),
             list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
             Section("Is it something else?", [*map(str, self.findings)]),
             show_trial(trial, "A correction would change", self.lesson),
@@ -172,7 +172,7 @@ class Diagnosis(Result):
         trial = self.trial
         if steps or trial.objections or self.is_sound:
             return steps
-        gain = "whether more right answers come first is not known without --answers"
+        gain = "only --answers can show whether more right answers come first"
         if trial.right is not None:
             gain = f"{points(trial.right.change)} points of R@1, held out"
         steps.append(Step(gain, "apply"))
@@ -181,7 +181,7 @@ class Diagnosis(Result):
             brings = f"{learned} points of R@1 over the raw search, held out"
             steps.append(Step(brings, "apply", learn=True))
         elif trial.right is not None:
-            brings = "measures what a map of the query would bring, which answers teach"
+            brings = "measures the gain of a query map, which is learned from answers"
             steps.append(Step(brings, "diagnose", learn=True))
         return steps
 
@@ -212,7 +212,7 @@ def diagnose(
     seed: int = 0,
     show: str | Naming | None = None,
 ) -> Diagnosis:
-    """Say how hubby a gallery is for some queries, and whether a correction would help.
+    """Measure the hubness of a gallery, and whether a correction would help.
 
     Nothing is changed.
 
@@ -252,7 +252,7 @@ def diagnose(
     count = gallery.rows
     asked = prepared.query_bank
     queries = len(asked)
-    logger.info("diagnosing %d targets by %d queries", count, queries)
+    logger.info("diagnosing %d targets with %d queries", count, queries)
     nearest = find_targets(prepared, asked, "finding the hubs")
     occurrence = k_occurrence(nearest, count)
     findings = find_causes(prepared, nearest, seed)

@@ -136,8 +136,8 @@ def _read_live_queries(
         bank = Bank.of(live, "live queries")
         if bank.answers is not None:
             raise InputError(
-                "live queries are searched without answers; evaluate measures R@1 on "
-                "known ones"
+                "live queries have no answers; evaluate measures R@1 on queries with "
+                "known answers"
             )
     else:
         since = None
@@ -152,8 +152,8 @@ def _read_live_queries(
     new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
     if live is not None and len(new) < FEWEST_LIVE:
         message = (
-            "of the live queries %d are not in the bank, and %d are needed: the bank's are "
-            "looked at"
+            "only %d live queries are not in the bank, and %d are needed: queries of "
+            "the bank are used instead"
         )
         logger.warning(message, len(new), FEWEST_LIVE)
     names = [call_query(bank, row) for row in new.tolist()]

@@ -72,8 +72,8 @@ class InvalidVectors:
             return ""
         which = ", ".join(f"{name} ({reason})" for name, reason in self.named.items())
         return (
-            f"{self.count} with vectors that the model cannot judge, those of length 0 "
-            f"have the offset 0, others its smallest: {which}"
+            f"the model cannot judge {self.count} vectors: zero vectors have the offset "
+            f"0, others its smallest offset: {which}"
         )
 
 
@@ -82,9 +82,9 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
-        f" Asked before are {asked.queries:,} {asked.what}, right for "
-        f"{asked.before:.1%} while the rest is right for {other.before:.1%}: "
-        "they look like wrong clicks, and say little."
+        f" Of {asked.queries:,} {asked.what}, only {asked.before:.1%} find their target "
+        f"first; of the other queries, {other.before:.1%} do. Their clicks look wrong, "
+        "so they say little."
     )
 
 
@@ -123,13 +123,13 @@ class Applied(Result):
     scanned: The number of targets that were compared with the model.
     missing, stale: The numbers of targets without an offset before, and of targets
         whose offset differed from the model's.
-    written: False after a dry run, which only counts, or if there was nothing to mend.
+    written: False after a dry run, which only counts, or if `sound`.
     notes: The changes to the store, or the planned changes after a dry run. For a small
-        bank that was not tried, also what to expect of it.
+        bank that was not tried, they also say what to expect.
     trial: The guard's measurements; None if the guard was not asked.
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code for a corrected search, and a note on who maps the queries.
-    sound: True if there was nothing to mend.
+    sound: True if there was no hubness to correct.
     versus: The comparison of the old and the new correction by `refit`.
     """
 
@@ -165,7 +165,7 @@ class Applied(Result):
             outcome = f"on held-out bank queries {changes}"
             sections = [show_trial(trial, "On held-out queries"), *sections]
         if self.sound:
-            state = "nothing to mend, and nothing was written"
+            state = "no hubness to correct, so nothing was written"
         elif not self.written:
             state = "nothing was written"
         return Page(f"{state}; {outcome}", 1, "", sections, [*self._next()])
@@ -178,8 +178,8 @@ class Applied(Result):
         maps = "" if self.model.query_map is None else f"; {mapping}"
         if code:
             yield Step(f"searches corrected{maps}", text=code)
-        yield Step("says whether it is whole, and still helps", "inspect")
-        yield Step("takes it out, as if it had never been there", "remove")
+        yield Step("checks that it is complete, and still helps", "inspect")
+        yield Step("removes it, as if it had never been there", "remove")
 
 
 @dataclass(frozen=True, repr=False)
@@ -237,7 +237,8 @@ class HubnessNow:
     raw, corrected, chance: The skewness raw, corrected and by chance.
     fit: The counts at the fit; None if nothing was counted.
     hubs: The targets found most often, raw or corrected.
-    occurrences: How many targets have the 10-occurrence N, by N, for either search.
+    occurrences: The number of targets with the 10-occurrence N, by N, for each
+        search.
     """
 
     queries: int
@@ -355,7 +356,8 @@ class Inspection(Result):
             )
         if self.foreign:
             yield Step(
-                f"{self.foreign} targets carry something else in the place of offsets",
+                f"{self.foreign} targets carry a foreign value in the place of "
+                "their offset",
                 "refresh",
             )
         if self.drift is not None and self.drift > DRIFTED:
@@ -383,11 +385,14 @@ class Inspection(Result):
         return Page(headline, sign, scene, sections, [s for s in steps if s.job])
 
     def _facts(self) -> Iterator[str]:
-        yield f"{self.missing} targets without an offset, {self.stale} with an outdated one"
+        yield f"{self.missing} targets without an offset, {self.stale} with a stale one"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):
             if ids:
                 yield f"{kind}, for instance: {', '.join(map(repr, ids))}"
         yield str(self.invalid_vectors)
         if self.drift is not None:
-            yield f"drift of live queries: {self.drift:.2f} (0.5: as the bank; 1: apart)"
+            yield (
+                f"drift of live queries: {self.drift:.2f} (0.5: like the bank; 1: "
+                "nothing in common)"
+            )

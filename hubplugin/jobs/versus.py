@@ -80,6 +80,6 @@ class OldVersusNew:
             return f"R@1 of held-out queries goes {change}"
         change = f"from {self.old.skewness:.2f} to {self.new.skewness:.2f}"
         return (
-            f"hubness (skewness) of held-out queries goes {change}, where it is "
+            f"hubness (skewness) of held-out queries goes {change}; it is "
             f"{self.raw.skewness:.2f} raw"
         )

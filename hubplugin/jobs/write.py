@@ -353,8 +353,7 @@ def remove(
         removed = Removed(store.url, True)
     if not dry_run:
         with telling(
-            f"{store.url}: the correction was being taken out; the same command "
-            "finishes"
+            f"{store.url}: the correction was being removed; the same command finishes"
         ):
             store.remove(compute.progress)
     return removed
@@ -452,11 +451,11 @@ def write_gallery(
 
     half = (
         f"{store.url}: offsets were being written; searches are as before, and the same "
-        "command goes on"
+        "command continues"
     )
     whole = (
-        f"{store.url}: searches use the old correction or the new one, whole; the same "
-        "command finishes"
+        f"{store.url}: searches use either the old or the new correction, complete; the "
+        "same command finishes"
     )
     with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced = force
@@ -504,8 +503,8 @@ def require_match(model: OffsetModel, store: Store) -> None:
         raise refuse_query_map(store.url)
     if model.dim != store.dim:
         raise InputError(
-            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit "
-            "one on its vectors"
+            f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit a "
+            "model on its vectors"
         )
     if not store.takes_metric(model.metric):
         raise InputError(

@@ -61,7 +61,7 @@ def build_method(
     if method not in methods:
         raise InputError(
             f"unknown method {method!r}: use one of {', '.join(methods)}; hubplugin.fit "
-            "takes those with one offset per target, hubplugin.rerank the others"
+            "accepts methods with one offset per target, hubplugin.rerank the others"
         )
     configuration = methods[method]
     try:
@@ -75,7 +75,7 @@ def build_method(
         if first["type"] == "extra_forbidden":
             takes = ", ".join(configuration.model_fields) or "none"
             problem = (
-                f"{field!r} is no argument here, and no parameter of method {method!r}, "
-                f"which takes {takes}"
+                f"{field!r} is neither an argument nor a parameter of method "
+                f"{method!r}, which takes {takes}"
             )
         raise InputError(problem) from None

@@ -90,7 +90,7 @@ class SinkhornNormalisation(Method):
         is_sampled = isinstance(self.sample, int) and self.sample < targets.rows
         if is_sampled:
             message = (
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all"
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all"
             )
             logger.warning(message, self.sample, targets.rows)
             rng = np.random.default_rng(0)

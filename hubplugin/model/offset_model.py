@@ -110,7 +110,7 @@ class OffsetModel(ShownByFacts):
     gallery: The offsets of the gallery in figures. None if the fit had no targets.
     hubness_at_fit: The counts of `apply` and `refit`, for `inspect`. `fingerprint`
         ignores them.
-    query_map: The map that known answers taught, or None.
+    query_map: The map learned from known answers, or None.
     fitted: The `offsets` of the gallery of the fit: float32 [n]. None if the model was
         loaded from a file, was fitted without a gallery or by workers, or has other
         terms.
@@ -326,7 +326,7 @@ class OffsetModel(ShownByFacts):
         if self.gallery is not None:
             parts.append(f"gallery of {self.gallery.count}")
         if self.query_map is not None:
-            parts.append(f"queries mapped by {self.query_map.pairs} pairs")
+            parts.append(f"query map of {self.query_map.pairs} pairs")
         return f"OffsetModel({', '.join(parts)})"
 
 
@@ -334,8 +334,8 @@ def _out_of_proportion(model: OffsetModel) -> InputError:
     """Return the error for a model with an offset beyond float32."""
     return InputError(
         f"{describe_method(model.method, model.parameters)} gives offsets that a "
-        "search cannot add: its parameters are out of proportion to the "
-        "similarities of these vectors"
+        "search cannot add: its parameters do not suit the similarities of these "
+        "vectors"
     )
 
 

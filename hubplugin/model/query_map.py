@@ -52,8 +52,8 @@ class QueryMap:
             )
         first = "whitened, and " if self.whitened else ""
         return (
-            f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} "
-            "pairs taught"
+            f"queries are {first}mapped at strength {self.strength:g}, learned from "
+            f"{self.pairs} pairs"
         )
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:

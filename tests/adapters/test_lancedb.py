@@ -210,7 +210,7 @@ def test_a_table_that_is_restored_is_brought_up_to_date_by_a_refresh(corrected, 
 def test_rows_that_share_an_id_are_refused_before_anything_is_written(tmp_path, rng):
     vectors = draw(rng, 53)
     store = create(tmp_path, vectors, [1, 1, *range(10, 61)])
-    with refused(StoreError, "an id of its own, which 1 is not"):
+    with refused(StoreError, "each row needs its own id, but 1 is not unique"):
         apply(store, vectors[:40] + 0.1, "is", force=True)
     assert left_in(tmp_path) == ["photos.lance"]
 

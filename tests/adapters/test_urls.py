@@ -100,7 +100,7 @@ def install(folder, monkeypatch, name, function, source):
 def test_an_adapter_that_is_installed_while_a_program_runs_is_found(
     tmp_path, monkeypatch
 ):
-    with refused(StoreError, "no store URL that an installed adapter knows"):
+    with refused(StoreError, "no installed adapter can open"):
         open_store("late:x")
     install(tmp_path, monkeypatch, "late", "str", "")
     with pytest.raises(AttributeError, match="late"):

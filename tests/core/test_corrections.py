@@ -152,7 +152,7 @@ WHOLE = ["manifest", "model", "model", "offsets"]
 
 
 def overtaken():
-    return refused(StoreError, "another run has begun since, and this one")
+    return refused(StoreError, "another run has begun since, so this one")
 
 
 def active_of(store):

@@ -26,11 +26,11 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "nnn", "k": 0}, "k=0 is refused"),
         (
             {"method": "nnn", "tau": 0.1},
-            "'tau' is no argument here, and no parameter of method 'nnn', which takes answers, k, alpha",
+            "'tau' is neither an argument nor a parameter of method 'nnn', which takes answers, k, alpha",
         ),
         (
             {"method": "sn"},
-            "fitted against the gallery, and none was given: pass targets=",
+            "this needs the gallery, and none was given: pass targets=",
         ),
         (
             {"method": "dualis"},
@@ -133,7 +133,7 @@ def test_zero_vectors_are_left_out_of_a_fit_and_have_the_offset_0(sets):
     rows = [0, 7, 301]
     expected = fit(gallery, bank)
     more = with_zeros(gallery, rows)
-    said = "targets: 3 zero vectors are left out, and keep the offset 0"
+    said = "targets: 3 zero vectors are left out, and get the offset 0"
     with pytest.warns(UserWarning, match=said):
         model = fit(more, bank)
     assert model.gallery == expected.gallery

@@ -80,9 +80,7 @@ def banks_of(targets, *banks):
 
 @pytest.mark.parametrize("negatives", learning.STEPS)
 @pytest.mark.parametrize("whitens", [False, True])
-def test_each_map_is_that_of_its_formula(
-    targets, queries, answers, whitens, negatives
-):
+def test_each_map_is_that_of_its_formula(targets, queries, answers, whitens, negatives):
     z = formulas.whitening(queries, targets) if whitens else np.eye(D)
     first = z.astype(np.float32) if whitens else None
     given = (METHODS["blend"](), 0.5, 0.07, targets, first)
@@ -108,7 +106,7 @@ def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, 
     query_map = model.query_map
     assert query_map.strength > 0
     assert query_map.pairs == PAIRS
-    assert f"queries mapped by {PAIRS} pairs" in repr(model)
+    assert f"query map of {PAIRS} pairs" in repr(model)
     assert replace(model, query_map=None).fingerprint != model.fingerprint
     step = step_of(banks_of(targets, log).how, queries, answers, targets)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
@@ -334,7 +332,9 @@ def test_clicks_that_disagree_with_the_raw_search_are_said_to(
     some = rng.random(PAIRS) < share
     answers[some] = rng.permutation(answers[some])
     notes = banks_of(targets, Bank(queries, answers)).notes
-    assert any("nearer to another's answer" in note for note in notes) is bool(share)
+    assert any("nearer to another query's answer" in note for note in notes) is bool(
+        share
+    )
 
 
 def test_where_offsets_lose_the_map_is_applied_without_them_and_judged_so(

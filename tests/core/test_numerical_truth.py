@@ -138,7 +138,7 @@ def test_every_method_is_its_formula_on_real_vectors_and_every_device(
 )
 def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
-    with refused(InputError, "out of proportion to the similarities"):
+    with refused(InputError, "do not suit the similarities"):
         fit(targets, bank, method, metric="dot", **parameters)
 
 
@@ -151,7 +151,7 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
     rng = np.random.default_rng(seed)
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     for tau in (1e-17, 1e-30):
-        said = f"tau={tau:g} is out of proportion .* below their rounding"
+        said = f"tau={tau:g} is too small .* below their rounding"
         with refused(InputError, said):
             fit(targets, bank, "sn", metric=metric, tau=tau)
 

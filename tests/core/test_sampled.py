@@ -52,7 +52,7 @@ def test_of_what_has_no_room_as_much_is_taken_as_has_and_that_is_told(
     assert not warnings_of(caplog)
     sampled = offsets(sets, method, ROOM, answers=answers)
     assert warnings_of(caplog) == [
-        f"Sinkhorn runs on a sample of {size} of 30000 targets; sample='all' takes all"
+        f"Sinkhorn runs on a sample of {size} of 30000 targets; sample='all' uses all"
     ]
     assert {
         record.levelno

@@ -267,7 +267,7 @@ def test_bank_and_targets_of_different_dimensions_are_both_named():
         ),
         (
             lambda: fit(None, X, "is").offsets(other),
-            "targets has 2 dimensions, the bank has 3; embed both with one model",
+            "targets has 2 dimensions, the bank has 3; embed both with the same model",
         ),
     ):
         with refused(InputError, said):

@@ -48,7 +48,7 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
     assert pairs(truth) == [(0, 1), (0, 2), (1, 0)]
     assert truth.grades.tolist() == [3, 1, 1]
     assert read_truth(file, 2, ["q1", "q2"]) == [{"dog": 3, "owl": 1}, {"cat": 1}]
-    with refused(InputError, "query_names: 'q' is there twice"):
+    with refused(InputError, "query_names: 'q' occurs twice"):
         read_truth(file, 2, ["q", "q"])
 
 
@@ -56,16 +56,16 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
     ("source", "said"),
     [
         (7, "1 rows for 2 queries"),
-        ([[[1], [2, 3]], [0]], r"\[1\] is no id"),
+        ([[[1], [2, 3]], [0]], r"\[1\] is not an id"),
         ("missing.npy", "there is no file 'missing.npy'"),
         ([0, 9], "target 9, but there are 5: expected rows 0 to 4"),
         ([0, -2], "target -2"),
         ([0], "1 rows for 2 queries"),
         ([[], []], "no true target"),
-        ([0.5, 1.0], "0.5 is no id"),
+        ([0.5, 1.0], "0.5 is not an id"),
         (None, "do not pair up"),
         (["owl", "cat"], "names target 'owl', but there are 5"),
-        ("owl.qrels", "no qrels file"),
+        ("owl.qrels", "is not a qrels file"),
     ],
 )
 def test_what_is_no_ground_truth_is_refused_in_one_line(source, said, cwd):

@@ -143,7 +143,7 @@ def test_shards_are_refused_without_workers():
 def test_zero_vectors_are_left_out_and_counted(folder):
     put(folder / "1.npy", 3, 0)
     np.save(folder / "2.npy", np.zeros((5, 8), np.float32))
-    said = "targets: 6 zero vectors are left out, and keep the offset 0"
+    said = "targets: 6 zero vectors are left out, and get the offset 0"
     with pytest.warns(UserWarning, match=said):
         model = fit(folder)
     assert model.gallery.count == 149

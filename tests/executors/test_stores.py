@@ -96,7 +96,7 @@ def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().join(shard)
         second = store.begin(other)
-        said = "another run has begun since, and this one stops"
+        said = "another run has begun since, so this one stops"
         with refused(StoreError, said):
             first.share().join(shard)
         with refused(StoreError, said), writing:

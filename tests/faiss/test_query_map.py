@@ -43,7 +43,7 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
     file = written(tmp_path / "x.faiss", case.index)
     store = hubplugin.open_store(f"faiss:{file}")
     applied = hubplugin.apply(store, model_of(case.vectors, rng))
-    assert any("a query map stands before the index" in note for note in applied.notes)
+    assert any("a query map comes before the index" in note for note in applied.notes)
     grow(file, case.queries[:5])
     store = hubplugin.open_store(f"faiss:{file}")
     seen = hubplugin.inspect(store, queries=0).invalid_vectors
@@ -57,7 +57,7 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
 def test_a_map_within_another_index_is_refused(rng):
     case = made("Flat", IP, n=300)
     upgraded = upgrade(case.index, model_of(case.vectors, rng))
-    says = "a query map stands within this IndexPreTransform"
+    says = "a query map inside this IndexPreTransform would be lost"
     with refused(StoreError, says):
         downgrade(faiss.IndexPreTransform(upgraded))
 

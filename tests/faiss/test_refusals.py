@@ -106,7 +106,7 @@ def test_an_index_that_is_not_upgraded_has_no_offsets(use):
         ("have 5 dimensions, the index has 8", "Flat", (X[:, :5], OFFSETS)),
         ("offsets have shape [3], the batch holds 50", "Flat", (X, OFFSETS[:3])),
         ("numbers its entries itself", "Flat", (X, OFFSETS, np.arange(50))),
-        ("has ids of its own: pass ids=", "IDMap2,Flat", (X, OFFSETS)),
+        ("has its own ids: pass ids=", "IDMap2,Flat", (X, OFFSETS)),
         ("ids of shape (4,)", "IDMap2,Flat", (X, OFFSETS, np.arange(4))),
         ("row 0 has length 3", "Flat", (3 * X, fitted("cosine"))),
         ("model.centre_on(targets)", "Flat", (X, fit(None, X, "is"))),
@@ -161,7 +161,7 @@ def test_vectors_are_not_added_with_another_model():
         fit(X, bank, "nnn", metric="dot", k=2) for bank in (X[:20], X[20:40])
     )
     upgraded = upgrade(flat(), model)
-    says = "are those of another model; add with that one"
+    says = "come from another model; add with that model"
     with refused(StoreError, says):
         add(upgraded, X[:3], another)
     assert upgraded.ntotal == 50

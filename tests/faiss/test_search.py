@@ -84,7 +84,7 @@ def test_what_no_longer_fits_is_refused():
         with refused(InputError, "expected finite queries"):
             search.search(queries, 5)
     case.index.remove_ids(np.arange(10))
-    says = "the index holds 590 now, and 600 when this was made"
+    says = "the index holds 590 vectors now, and held 600"
     with refused(InputError, says):
         search.search(case.queries, 5)
 
@@ -93,11 +93,11 @@ def test_what_no_longer_fits_is_refused():
     ("says", "kind", "metric", "arguments"),
     [
         ("has metric 2, neither inner", "Flat", faiss.METRIC_L1, {}),
-        ("are not its rows: search what", "IDMap2,Flat", IP, {}),
+        ("are not its rows: search the inner index", "IDMap2,Flat", IP, {}),
         (r"shape \[5\], the index holds 600", "Flat", IP, {"correction": np.zeros(5)}),
         (r"expected \[600, 24\]", "Flat", IP, {"vectors": np.zeros((5, 24))}),
         (
-            "OffsetModel needs to know the gallery: pass targets=",
+            "an OffsetModel needs the gallery: pass targets=",
             "Flat",
             IP,
             {"correction": fit(None, np.eye(24), "is")},

@@ -246,7 +246,7 @@ CUT_OFF = bytes_of(filled("IVF4,SQ4", GALLERY))[:-300]
     [
         (None, "does not exist"),
         (b"", "Faiss cannot read"),
-        (b"\x93NUMPY", "it is no index, or of a type unknown to this Faiss"),
+        (b"\x93NUMPY", "it is not an index, or its type is unknown to this Faiss"),
         (CUT_OFF, "Faiss cannot read"),
     ],
     ids=["missing", "empty", "of numpy", "cut off"],

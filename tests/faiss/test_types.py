@@ -346,7 +346,7 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
     before = bytes_of(upgraded)
     more = {"ids": np.array([900, 901, 902])}
     given = upgraded, case.vectors[:3], case.offsets[:3]
-    says = r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"
+    says = r"can only hold the ids 0, 1, 2, .*DirectMap\.Hashtable"
     with refused(StoreError, says):
         add(*given, **more)
     assert bytes_of(upgraded) == before
@@ -360,7 +360,7 @@ def test_direct_maps_know_what_was_added_and_an_array_refuses_ids_that_it_cannot
     assert (
         faiss.extract_index_ivf(upgraded).direct_map.type == faiss.DirectMap.Hashtable
     )
-    with refused(StoreError, "has ids of its own: pass ids="):
+    with refused(StoreError, "has its own ids: pass ids="):
         add(*given)
 
 
@@ -439,7 +439,7 @@ def test_what_a_pca_adds_to_similarities_is_no_part_of_what_is_corrected(kind):
 def test_offsets_that_find_no_room_are_refused(kind):
     case = made(kind, L2)
     upgraded = upgrade(case.index, case.offsets / 20)
-    says = r"find no room in the codes of this .*upgrade\(index, model\)"
+    says = r"do not fit the codes of this .*upgrade\(index, model\)"
     with refused(StoreError, says):
         add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600

@@ -137,9 +137,9 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vecto
     assert found.judged == QUERIES // 2
     assert found.raw.recall[1].value == pytest.approx(right.mean())
     assert found.raw.hubness is None  # nobody knows how many meet the condition
-    with refused(InputError, "is no Qdrant filter in JSON"):
+    with refused(InputError, "is not a Qdrant filter in JSON"):
         photos.with_filter('{"musst": []}')
-    with refused(StoreError, "searches without filters"):
+    with refused(StoreError, "does not support filters"):
         store.with_filter(condition)
 
 

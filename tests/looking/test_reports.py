@@ -218,7 +218,7 @@ def test_clicks_that_look_wrong_are_said_to_be_so():
     rest = Side(0.37, 0.40, 0.01, 1500, "pairs", Figure(0.03, 0.01, 0.05))
     wrong = Side(0.20, 0.20, 0.02, 195, "other wordings", Figure(0, -0.02, 0.02))
     told = doubt_clicks(wrong, rest)
-    for part in ("195 other wordings", "20.0%", "37.0%", "wrong clicks"):
+    for part in ("195 other wordings", "20.0%", "37.0%", "clicks look wrong"):
         assert part in told
     assert doubt_clicks(replace(wrong, before=0.30), rest) == ""
     assert doubt_clicks(replace(wrong, queries=20), rest) == ""

@@ -126,7 +126,7 @@ def test_a_filtered_search_finds_enough_by_the_index(store, database):
         "true); DROP TABLE photos; --",
         "pg_terminate_backend(0) = (",
     ):
-        with refused(InputError, "a filter is what stands behind WHERE"):
+        with refused(InputError, "a filter is the condition after WHERE"):
             again.with_filter(wrong)
 
 

@@ -57,9 +57,9 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_other_stops(store, datab
         batches = list(writing.scan())
         writing.write(batches[0], first.offsets(batches[0].vectors))
         write(database.open(), second)
-        with refused(StoreError, "another run has begun since, and this one stops"):
+        with refused(StoreError, "another run has begun since, so this one stops"):
             writing.write(batches[1], first.offsets(batches[1].vectors))
-        with refused(StoreError, "another run has begun since, and this one stops"):
+        with refused(StoreError, "another run has begun since, so this one stops"):
             writing.activate()
     assert store.correction().model.fingerprint == second.fingerprint
     assert inspect(store, queries=0).stale == 0

@@ -132,7 +132,7 @@ REFUSED = {
         "CREATE TABLE p (id int PRIMARY KEY, embedding vector(8)) PARTITION BY RANGE (id);"
         " CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)",
         {"table": "p1"},
-        "p1 is a view or the like, partitioned, a partition",
+        "p1 is a view, partitioned, a partition",
     ),
     "a key of two columns": (
         "ALTER TABLE photos DROP CONSTRAINT photos_pkey, ADD PRIMARY KEY (id, hits)",
@@ -194,7 +194,7 @@ def test_a_column_of_the_users_own_is_not_written_over(database):
     before, store = database.dump(), database.open()
     with refused(
         StoreError,
-        r"the column hub_offset holds something of yours.*, or rename or drop the column",
+        r"the column hub_offset holds data that are not hubplugin's.*, or rename or drop the column",
     ):
         apply(store, BANK, "is", force=True)
     assert database.dump() == before

@@ -175,7 +175,7 @@ def test_results_that_score_the_same_as_the_last_count_as_well():
 )
 def test_an_option_out_of_its_range_is_refused(cosine, option, values):
     for value in values:
-        with pytest.raises(InputError, match=f"{option}={value!r}: it is a"):
+        with pytest.raises(InputError, match=f"{option}={value!r}: expected a"):
             hubplugin_qdrant.open_store(cosine.plain, "photos", **{option: value})
 
 

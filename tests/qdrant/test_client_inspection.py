@@ -16,7 +16,7 @@ def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
     report = hubplugin.inspect(cosine.store(), queries=0)
     assert report.foreign == 2
-    assert any("2 targets carry something else" in line for line in report.attention)
+    assert any("2 targets carry a foreign value" in line for line in report.attention)
 
 
 def test_a_half_written_version_is_not_foreign(cosine):

@@ -200,7 +200,7 @@ def test_a_long_wait_is_logged_once_with_what_is_waited_for(
         lambda: next(answers), "waiting for the graph", "", points=ROWS
     )
     (said,) = caplog.messages
-    assert "photos': waiting for the graph, for up to 600.6 s; it may be inter" in said
+    assert "photos': waiting for the graph, for up to 600.6 s; you can inter" in said
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_a_part_is_written_and_then_the_graph_is_waited_for(
 
 
 def test_what_writing_costs_is_said_before_it_begins(cosine, graph, caplog):
-    cost = f"to write {ROWS} points takes about"
+    cost = f"writing {ROWS} points takes about"
     said = []
     graph.on_write = lambda points: said.append(caplog.text)
     tried = hubplugin.apply(cosine.store(), cosine.bank, "is", force=True, dry_run=True)

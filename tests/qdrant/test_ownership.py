@@ -22,7 +22,7 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(
     point = cosine.point(17, cosine.gallery[17], hub_offset=value)
     cosine.plain.upsert("photos", [point])
     before = cosine.contents()
-    says = r"'hub_offset' holds something of yours, in point 17; call it otherwise"
+    says = r"'hub_offset' holds data that are not hubplugin's, in point 17; rename it"
     with pytest.raises(StoreError, match=says):
         cosine.apply(dry_run=dry_run)
     assert cosine.contents() == before
@@ -94,7 +94,9 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
         cosine.apply,
         lambda: hubplugin.remove(cosine.store()),
     ):
-        with pytest.raises(StoreError, match="'photos--hub' has vectors, so it is you"):
+        with pytest.raises(
+            StoreError, match="'photos--hub' has vectors, so it is not hub"
+        ):
             call()
     cosine.wrapped().delete_collection("photos")
     (left,) = cosine.plain.scroll("photos--hub", with_vectors=True)[0]

@@ -107,7 +107,7 @@ def test_nothing_is_recorded_unless_a_client_is_told_to(cosine, tmp_path, monkey
     cosine.search(client, cosine.queries[0])
     client.close()
     assert not [*tmp_path.iterdir()]
-    says = "this client records nothing: name a folder where it is made, record="
+    says = "this client records nothing: pass a folder when you create it, record="
     with pytest.raises(InputError, match=says):
         client.click("photos", cosine.queries[0], 1)
 

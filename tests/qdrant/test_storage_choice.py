@@ -36,7 +36,7 @@ SMALL = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("using", "vector", "server", "storage", "why"),
     [
-        ("image", {}, "1.18.0", "vector", "as fast as a raw one"),
+        ("image", {}, "1.18.0", "vector", "as fast as a raw search"),
         ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) .* from 1\.18 on"),
         ("image", {"quantization_config": CODES}, "1.18.0", "payload", "quantised"),
         ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),

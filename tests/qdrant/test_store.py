@@ -239,8 +239,8 @@ def dense(**fields):
         (dense(multivector_config=MANY), None, "multi-vector.*use a dense vector"),
         (dense(datatype=models.Datatype.UINT8), None, "uint8.*float16"),
         (dense(distance=models.Distance.MANHATTAN), None, "Manhattan.*Cosine, Dot, Eu"),
-        ({}, None, "no other kind has offsets; .*dense vectors there: none"),
-        (BOTH, "words", f"no dense vector 'words', and no other kind.*; {THERE}"),
+        ({}, None, "other kinds cannot have offsets; .*dense vectors there: none"),
+        (BOTH, "words", f"no dense vector 'words', and other kinds.*; {THERE}"),
         (BOTH, "sound", f"no dense vector 'sound', .*; {THERE}"),
         (BOTH, "", f"name one with vector=; {THERE}"),
         (DENSE, None, "empty"),
@@ -313,7 +313,7 @@ def test_a_server_that_is_away_for_a_moment_stops_no_run_and_no_opening(
     cosine.apply()
     assert next(failures, None) is None
     (warned,) = (each for each in caplog.records if each.levelname == "WARNING")
-    assert "asked again" in warned.getMessage()
+    assert "is repeated" in warned.getMessage()
 
 
 def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(

@@ -72,7 +72,7 @@ def errors_of(clients):
     ],
     ids=["sync REST", "sync gRPC", "async REST", "async gRPC"],
 )
-@pytest.mark.filterwarnings("ignore:what is known of 'photos' cannot be read just now")
+@pytest.mark.filterwarnings("ignore:the manifest of 'photos' cannot be read at present")
 def test_a_timeout_is_the_clients_own_error_and_nothing_hangs(
     port, storage, awaited, prefer_grpc
 ):

@@ -66,7 +66,7 @@ def test_texts_are_embedded_in_batches_each_once_with_progress(model):
         ("my_model:length", "has no attribute 'length'"),
         ("my_model:number", "TypeError: 'int' object is not callable"),
         ("my_model:broken", "raised RuntimeError: out of memory"),
-        ("my_model:few", "of 2 texts the model made 1 vectors"),
+        ("my_model:few", "the model made 1 vectors"),
         ("sentence-transformers:some/model", "cannot be loaded: ModuleNotFoundError"),
     ],
 )
@@ -78,7 +78,9 @@ def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch)
 
 def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypatch):
     monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
-    with refused(InputError, "2 vectors of 3 dimensions; expected one each, of 384"):
+    with refused(
+        InputError, "2 vectors of 3 dimensions from 2 texts; expected one of 384"
+    ):
         embed_texts(list("abcdef"), "my_model:lengths", dim=384)
     assert model.calls == [["a", "b"]]
 

@@ -34,7 +34,7 @@ KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
 def test_a_column_is_found_by_its_usual_name(kind, tmp_path):
     file = tmp_path / f"log{kind}"
     assert read_texts(write(file, TEXTS, "question")).texts == TEXTS
-    said = "has no column called query or text or question; rename the one that has"
+    said = "has no column called query or text or question; rename the column that has"
     with refused(InputError, said):
         read_texts(write(file, TEXTS, "what"))
 
@@ -138,10 +138,8 @@ def test_clicks_name_queries_by_row_or_by_text(rows, given, expected, tmp_path):
 def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     found = clicked(tmp_path, "query,target\n0,7\n9,8\npurple,8\n9,8\n", 2)
     assert found.tolist() == [7, -1]
-    unknown = "3 of 4 clicks are of queries that are not in the bank, and are left out"
+    unknown = "3 of 4 clicks belong to no query of the bank and are left out"
     assert f"{unknown}: '9', 'purple'" in caplog.text
-    said = (
-        "none of 1 clicks is of a query in the bank; expected the text of a query, or"
-    )
+    said = "none of 1 clicks belongs to a query of the bank; expected the text of a query, or"
     with refused(InputError, f"{said} its row from 0 to 1$"):
         clicked(tmp_path, "query,target\n9,8\n", 2)

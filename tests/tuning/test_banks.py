@@ -100,8 +100,8 @@ def test_equal_answers_of_pairs_are_one_target():
             np.full(20, 30),
             "query 0 belongs to row 30, which is outside the gallery of 30 rows",
         ),
-        (np.full(20, -1), "all of them are -1, which stands for none"),
-        (["a"] * 20, "must be rows of the gallery, which are numbers.* 'a'"),
+        (np.full(20, -1), "all of them are -1, which means none"),
+        (["a"] * 20, "'a' was given; expected row numbers of the gallery"),
         (
             np.full(20, 3),
             "answers name 1 targets; holding some of them out needs at least 10",

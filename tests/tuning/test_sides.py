@@ -62,10 +62,10 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
     (objection,) = (
         each
         for each in harmful.objections
-        if each.startswith("what was asked before is harmed: R@1 ")
+        if each.startswith("targets asked for before are harmed: R@1 ")
     )
     assert ", 300 other wordings)" in objection
-    assert "note: asked before: R@1 " in str(harmful)
+    assert "note: targets asked for before: R@1 " in str(harmful)
     default = judge(targets, bank)
     assert default.objections == ()
     assert not look_like_wrong_clicks(default.asked, default.right)
@@ -120,7 +120,7 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     assert trial.asked is not None
     names = ["a"] * len(clicks)
     for answers, given in ((clicks, "0"), (names, "'a'")):
-        says = f"none of the ids .* such as {given}, and its ids are such as 1000"
+        says = f"none of these ids .* look like {given}, but its ids look like 1000"
         with pytest.raises(hubplugin.InputError, match=says):
             hubplugin.apply(store, Bank(queries, answers))
 

@@ -126,7 +126,7 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank):
     rows = [f"{row},{row if row != 5 else 99999}" for row in range(300)]
     Path("clicks.csv").write_text("\n".join(["query,target", *rows]))
     given = ("--bank", "bank.npy", "--answers", "clicks.csv")
-    said = "1 of 300 clicked ids are not in the store, and are left out: 99999"
+    said = "1 of 300 clicked ids are not in the store and are left out: 99999"
     assert said in run("diagnose", STORE, *given).stderr
 
 
@@ -134,7 +134,7 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank):
     ("options", "said"),
     [
         ((), f"no queries are recorded in {QUERIES}; pass --bank"),
-        ((), f"hubplugin.Recorder('{QUERIES}').add(queries) beside each search"),
+        ((), f"hubplugin.Recorder('{QUERIES}').add(queries) at each search"),
         (("--bank", "log.txt"), "for a file of texts name the model, --embed"),
         (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ],

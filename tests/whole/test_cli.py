@@ -178,8 +178,8 @@ def test_a_missing_file_is_told_before_torch_is_imported(here):
 STOPPED = {
     "scan": "nothing was changed",
     "write": "offsets were being written; searches are as before",
-    "activate": "searches use the old correction or the new one",
-    "remove": "the correction was being taken out",
+    "activate": "searches use either the old or the new correction",
+    "remove": "the correction was being removed",
 }
 """What is interrupted, and what is said of it."""
 
@@ -230,7 +230,7 @@ EVALUATE = ("evaluate", "bank.npy", "--queries", "bank.npy")
     [
         ((*APPLY, "--set", "tau"), "expected NAME=VALUE"),
         ((*APPLY, "--method", "dualis"), "pass --answers"),
-        ((*APPLY, "--set", "method=is"), "no parameter of method 'blend'"),
+        ((*APPLY, "--set", "method=is"), "nor a parameter of method 'blend'"),
         (("refresh", STORE), "no correction"),
         ((*EVALUATE, "--k", "0"), "--k 0 is not between"),
         ((*EVALUATE, "--method", "dbsn"), "pass --bank"),

@@ -67,12 +67,14 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(
     before, after = map(float, re.search(r"R@1\) +([\d.]+)% +([\d.]+)%", said).groups())
     assert after > before
     assert "of the results are the same" in said
-    recorded = said.partition("inspection complains")[2]  # the second look at it
+    recorded = said.partition("inspection asks for attention")[
+        2
+    ]  # the second look at it
     clicks, pairs = re.search(
         r"(\d+) clicks on (\d+) different pairs of query and target", recorded
     ).groups()
     assert 200 < int(pairs) == int(clicks) <= 400
-    assert "pairs taught" in said.partition("hubplugin refit")[2]
+    assert "learned from" in said.partition("hubplugin refit")[2]
     monitored = said.partition("hubplugin inspect")[2]
     assert monitored.index("(exit status 4)") < monitored.index("hubplugin refit")
     page = (tmp_path / "report.html").read_text()

@@ -27,7 +27,7 @@ def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     before = path.read_bytes()
     done = hubplugin.apply(store, queries)
     assert (done.sound, done.written) == (True, False)
-    assert "nothing to mend" in str(done).lower()
+    assert "no hubness to correct" in str(done).lower()
     assert path.read_bytes() == before
     assert hubplugin.apply(store, queries, force=True).written
 

@@ -103,7 +103,7 @@ def test_what_a_job_lacks_is_said_before_the_gallery_is_read(photos, bank):
     with refused(InputError, r"no queries are recorded.*; pass bank="):
         refit(photos)
     answered = Bank(bank[:150], np.arange(150))
-    with refused(InputError, r"without answers; evaluate measures R@1"):
+    with refused(InputError, r"live queries have no answers; evaluate measures R@1"):
         inspect(photos, answered)
     photos.remove()
     for job in (refit, inspect):
@@ -225,7 +225,7 @@ def hubness(raw, corrected, *more):
     [
         ({"missing": 49}, None),
         ({"missing": 30, "stale": 21}, "run refresh"),
-        ({"foreign": 1}, "carry something else"),
+        ({"foreign": 1}, "carry a foreign value"),
         ({"drift": 1.0}, "no longer like the bank"),
         (hubness(3.0, 3.6), "hubness is worse than raw"),
         (hubness(3.0, 3.4), None),
@@ -281,8 +281,8 @@ def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(click
     store, log = clicked
     said = unwrapped(apply(store, log, learn=True))
     for part in (
-        r"mapped at strength [\d.]+, as \d+ pairs taught.*; over the raw search, asked before: R@1",
-        r"not asked before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)",
+        r"mapped at strength [\d.]+, learned from \d+ pairs.*; over the raw search, asked for before: R@1",
+        r"not asked for before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)",
     ):
         assert re.search(part, said)
     first = store.correction().model.query_map
@@ -324,6 +324,6 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
 ):
     store, log = clicked
     monkeypatch.setattr(type(store), "maps_queries", False)
-    with refused(InputError, r"photos.faiss holds no map of queries: leave out learn="):
+    with refused(InputError, r"photos.faiss cannot hold a query map: leave out learn="):
         apply(store, log, learn=True)
     assert store.correction() is None

@@ -97,7 +97,7 @@ def test_diagnose_says_what_they_would_teach(url):
     embed = ["--embed", "tests.embedding:embed"]
     ran = run("diagnose", url, "--bank", "log.npy", "--pairs-from", "title", *embed)
     said = " ".join(ran.stdout.split())
-    assert "A map of the query would change" in said
+    assert "Effect of a query map" in said
     assert "as 150 pairs taught" in said
     assert open_store(url).correction() is before is None
 
@@ -116,7 +116,7 @@ def test_a_step_that_learns_names_the_field_and_one_that_does_not_leaves_it_out(
     [
         (
             ("refit", "--no-learn", "--pairs-from", "title"),
-            "--pairs-from teaches a map, and --no-learn wants none",
+            "--pairs-from learns a map, and --no-learn drops it",
         ),
         (("apply", "--pairs-from", ""), "expected the name of a field"),
         (
@@ -144,7 +144,7 @@ def test_what_has_no_such_field_is_no_store_or_has_no_model_is_refused(
     with refused(InputError, "need the model that embeds queries: pass embed="):
         Bank.from_field(store, "title", None)
     index = flat_store(tmp_path, vectors[0])
-    said = "its targets are vectors alone, without a field 'title'"
+    said = "its targets are only vectors, without a field 'title'"
     with refused(StoreError, said):
         read_titles(index)
 
@@ -159,6 +159,6 @@ def test_what_becomes_of_the_map_is_said(store, vectors):
     refit(store, queries[:200], learn=False, force=True)
     assert store.correction().model.query_map is None
     apply(store, queries, learn=pairs)
-    lost = "the correction of before had a map of queries, and this one has none: rollback returns to it"
+    lost = "the previous correction had a query map, and this one has none: rollback returns to it"
     assert lost in apply(store, queries[:150], force=True).notes
     assert lost not in apply(store, queries[:140], force=True).notes

@@ -89,9 +89,10 @@ class OffsetCoder:
         tolerance = max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6)
         if error > tolerance:
             raise StoreError(
-                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the "
-                f"codes of this {type(index).__name__}; fit the model on vectors as long as those in the "
-                "index, or scale these down before they are indexed"
+                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit "
+                f"the codes of this {type(index).__name__}; fit the model on vectors as "
+                "long as those in the index, or scale the vectors down before you index "
+                "them"
             )
 
     def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:

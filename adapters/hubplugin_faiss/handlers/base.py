@@ -86,7 +86,7 @@ class IndexHandler:
         if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             fault = (
                 f"has metric {metric}, neither inner product nor L2; an offset cannot "
-                "become one more dimension of it"
+                "become one more dimension"
             )
         elif not self.index.is_trained:
             fault = "is not trained; train it and add vectors, then upgrade it"
@@ -241,8 +241,8 @@ def handler_for(index: faiss.Index) -> IndexHandler:
         )
     if getattr(inner, "bbs", BLOCK) != BLOCK:
         raise StoreError(
-            f"{name} scans blocks of {inner.bbs} codes and cannot carry offsets: blocks "
-            f"of {BLOCK}, the default, can; {instead}"
+            f"{name} scans blocks of {inner.bbs} codes and cannot carry offsets; only "
+            f"blocks of {BLOCK}, the default, can; {instead}"
         )
     handler = kind(inner)
     handler.owner = index

@@ -235,8 +235,8 @@ class BaseIndexHandler(IndexHandler):
         if np.abs(held - added.offsets).max(initial=0) > self.most_lost:
             raise StoreError(
                 f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
-                f"find no room in the codes of this {name_of(self.index)}, which were "
-                "made for others: replace all, index = upgrade(index, model)"
+                f"do not fit the codes of this {name_of(self.index)}, which were made "
+                "for other offsets: replace all, index = upgrade(index, model)"
             )
         codes = self.codec.encode(np.hstack([added.vectors, components]) - centres)
         return [partial(self.append, list_nos, ids, codes)]
@@ -321,8 +321,8 @@ class GraphHandler(FlatCodesHandler):
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         raise StoreError(
-            f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build it "
-            "anew from the entries that stay"
+            f"{name_of(self.index)} cannot remove entries, nor can plain Faiss; build a "
+            "new index from the entries that stay"
         )
 
     def plan_append(self, added: Added) -> Changes:

@@ -151,16 +151,15 @@ class InvertedListsHandler(BaseIndexHandler):
         if added.ids is None:
             if (self.labels() >= self.count).any():
                 raise StoreError(
-                    f"this {name_of(self.index)} has ids of its own: pass ids= with the "
+                    f"this {name_of(self.index)} has its own ids: pass ids= with the "
                     "vectors"
                 )
             return numbered
         if self._has_array and (added.ids != numbered).any():
             raise StoreError(
-                f"the direct map of this {name_of(self.index)} is an array, which holds "
-                "no ids but 0, 1, 2, ...; add without ids, or call "
-                "faiss.extract_index_ivf(index).set_direct_map_type("
-                "faiss.DirectMap.Hashtable)"
+                f"the direct map of this {name_of(self.index)} is an array, which can "
+                "only hold the ids 0, 1, 2, ...; add without ids, or call "
+                "faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)"
             )
         return added.ids
 

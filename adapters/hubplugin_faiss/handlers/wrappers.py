@@ -47,9 +47,9 @@ class WrapperHandler(IndexHandler):
         if inner is None:
             if is_mapped(index.index):
                 raise StoreError(
-                    f"a query map stands within this {name_of(index)}, where it would be "
-                    "lost; put it around index = hubplugin_faiss.downgrade(index), and "
-                    "upgrade that"
+                    f"a query map inside this {name_of(index)} would be lost; downgrade "
+                    "what it holds (hubplugin_faiss.downgrade), put the map around the "
+                    "whole, and upgrade that"
                 )
             inner = handler_for(index.index)
         self.inner = inner
@@ -80,7 +80,7 @@ class IdMapHandler(WrapperHandler):
     def plan_append(self, added: Added) -> Changes:
         if added.ids is None:
             raise StoreError(
-                f"{name_of(self.index)} has ids of its own: pass ids= with the vectors"
+                f"{name_of(self.index)} has its own ids: pass ids= with the vectors"
             )
         append = self.inner.plan_append(added._replace(ids=None))
         all_ids = np.concatenate([self._ids, added.ids])
@@ -96,9 +96,9 @@ class IdMapHandler(WrapperHandler):
         rows = self.inner.labels()
         if len(rows) and rows.max() >= len(self._ids):
             raise StoreError(
-                f"this {name_of(self.index)} has lost which entry has which id, as "
-                "Faiss's own remove_ids over inverted lists does; build it anew, and use "
-                "hubplugin_faiss.remove_ids"
+                f"this {name_of(self.index)} no longer knows which entry has which id, "
+                "because Faiss's own remove_ids was used on inverted lists; build a new "
+                "index, and use hubplugin_faiss.remove_ids"
             )
         return self._ids[rows]
 
@@ -246,8 +246,8 @@ class PreTransformHandler(WrapperHandler):
             except RuntimeError:
                 raise StoreError(
                     f"the {type(step).__name__} before this {name_of(self.index.index)} "
-                    "cannot be turned back, so that its vectors cannot be read; it "
-                    "cannot be upgraded"
+                    "cannot be inverted, so its vectors cannot be read, and it cannot "
+                    "be upgraded"
                 ) from None
         return vectors
 
