@@ -16,6 +16,7 @@ from hubplugin import (
     open_store,
     refit,
     refresh,
+    remove,
 )
 from hubplugin.testing import StoreConformance
 from tests.galleries import normal
