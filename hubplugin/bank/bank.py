@@ -182,10 +182,10 @@ class Bank:
         answers: Any = self.answers
         if isinstance(answers, (str, os.PathLike)):
             path = Path(answers)
-            if path.suffix in CLICKS:
-                require_file(path, "answers")
-                return path
             if holds_texts(path):
+                require_file(path, "answers")
+                if path.suffix in CLICKS:
+                    return path
                 raise InputError(
                     f"answers: {path.name!r} is no file of answers; expected .csv, .tsv "
                     "or .npy, or vectors"
