@@ -239,7 +239,7 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     """
     # Adding 0.0 turns -0.0 into 0.0, so that equal vectors have equal bytes.
     place_of = {target.tobytes(): place for place, target in enumerate(targets + 0.0)}
-    lacking = []
+    lacking = list[np.ndarray]()
     places = []
     for row in rows + 0.0:
         place = place_of.setdefault(row.tobytes(), len(targets) + len(lacking))
