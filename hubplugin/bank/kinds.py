@@ -31,7 +31,10 @@ Kind: TypeAlias = Literal[
 ]
 
 SEEN = 2_048
-"""The most rows of the bank, and of the gallery, that a profile samples."""
+"""The most rows of the gallery that a profile samples."""
+
+ASKING = 1_024
+"""The most vectors of one kind whose nearest neighbours a profile looks up."""
 
 NEIGHBOURS = 5
 """The number of nearest neighbours in the two-sample tests.
@@ -53,7 +56,7 @@ COPIES = 0.475
 Documents of the gallery have 0.40 to 0.47, whether unchanged or moved a little."""
 
 ONE_SIDED = 0.8
-"""The value of `one_sided` below which a bank cannot be told from documents.
+"""The value of `_one_sided` below which a bank cannot be told from documents.
 
 Documents of any subject have 0.14 to 0.79, queries have 0.84 to 1, and synonyms that
 ask for names have 0.44 to 0.84."""
@@ -81,11 +84,14 @@ ORDER = 0.1
 """The least nearness of targets to each other, as a share of the way from chance to 1,
 at which `typical_similarity` can tell anything."""
 
+DIRECTIONS = 256
+"""The number of random directions whose mean nearness counts as chance."""
+
 COPY = 0.99
 """The cosine about the mean above which vectors are copies; rounding leaves 0.999."""
 
 FINDING = 400
-"""The number of queries in each part for which `_join_count` is computed.
+"""The number of queries in each part for which `clustering` is computed.
 
 With more queries, more neighbours of found targets are also found: the value of a bank
 on the gallery's own subjects rose from 0.10 for 300 queries to 0.25 for 2,000."""
@@ -121,10 +127,10 @@ class BankProfile:
     own_share: The `own_share` of bank and gallery.
     target_share: The `own_share` of target bank and gallery, measured if the bank's is
         low.
-    one_sided, near: See `one_sided` and `typical_similarity`.
+    one_sided, near: See `_one_sided` and `typical_similarity`.
     between: The share of the variance of the similarities that lies between queries.
     clustered: The correlation, over targets, of being found by the bank with the share
-        of neighbours that are found.
+        of neighbours that are found, measured if `agreement` is low.
     agreement: The correlation, over targets, of the nearness of the bank with the
         nearness of the gallery itself.
     known: True if answers are known; documents may then be used as queries.
@@ -274,16 +280,16 @@ def profile(
     queries: np.ndarray,
     targets: np.ndarray,
     answered: bool,
-    seed: int,
+    rng: np.random.Generator,
 ) -> BankProfile:
     """Measure the profile of a bank on samples of the bank and its gallery.
 
     Args:
         bank: The bank, with its gallery.
-        queries: Distinct queries of the bank [m, d].
-        targets: Targets of the gallery [n, d].
+        queries: Distinct queries of the bank, in random order [m, d].
+        targets: Targets of the gallery, in random order [n, d].
         answered: True if clicks or pairs say that the answers are in the gallery.
-        seed: The seed of the random samples.
+        rng: The generator of further samples.
     """
     distinct = len(bank.distinct)
     known = bank.known_answers is not None
@@ -291,60 +297,55 @@ def profile(
         return BankProfile(distinct, known=known, told=False)
     metric = bank.metric
     compute = bank.compute
-    rng = np.random.default_rng(seed)
-    queries = rng.permutation(queries)[:SEEN]
-    targets = rng.permutation(targets)[:SEEN]
-    moved_queries, moved_targets = _as_queries(queries, targets, metric)
-    from_bank = compare(moved_queries, targets, metric, compute)
-    from_gallery = compare(moved_targets, targets, metric, compute)
-    np.fill_diagonal(from_gallery, -math.inf)
-    queries = _unit(queries, metric)
-    unit = _unit(targets, metric)
-    share = own_share(queries, unit, compute, rng)
+    queries = _unit(queries[:ASKING], metric)
+    targets = _unit(targets[:SEEN], metric)
+    from_bank, from_gallery = _as_queries(queries, targets)
+    to_bank = compare(targets, from_bank, metric, compute)
+    to_gallery = compare(targets, from_gallery[:ASKING], metric, compute)
+    np.fill_diagonal(to_gallery, -math.inf)
+    share = own_share(queries, targets, compute, rng)
     target_share = 0.5
     second = bank.target_bank
     if share < OWN_SHARE and second is not None and len(second) >= FEWEST:
-        target_share = own_share(_unit(second, metric), unit, compute, rng)
+        target_share = own_share(_unit(second, metric), targets, compute, rng)
     is_answered = None
     if answered:
         is_answered = True
     elif bank.answers_are_elsewhere:
         is_answered = False
-    variance_between = float(from_bank.mean(axis=1).var())
+    agreement = _correlation(_nearness(to_bank), _nearness(to_gallery))
+    clustered = 0.0
+    if agreement < AGREEMENT:
+        clustered = clustering(to_bank.argmax(axis=0), targets, compute)
+    variance_between = float(to_bank.mean(axis=0).var())
     return BankProfile(
         distinct=distinct,
         spacing=_spacing(bank),
         own_share=share,
         target_share=target_share,
-        one_sided=one_sided(queries, unit, compute),
-        near=typical_similarity(queries, unit, metric, compute, rng),
-        between=variance_between / max(float(from_bank.var()), 1e-30),
-        clustered=_join_count(from_bank.argmax(axis=1), _neighbours(unit, compute)),
-        agreement=_correlation(_nearness(from_bank), _nearness(from_gallery)),
+        one_sided=_one_sided(to_bank, queries, targets),
+        near=typical_similarity(queries, targets, metric, compute, rng),
+        between=variance_between / max(float(to_bank.var()), 1e-30),
+        clustered=clustered,
+        agreement=agreement,
         known=known,
         answered=is_answered,
     )
 
 
 def _as_queries(
-    queries: np.ndarray, targets: np.ndarray, metric: Metric
+    queries: np.ndarray, targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the queries [m, d], and the gallery's vectors [n, d] as queries.
 
     The gallery is translated to the mean of the queries, which removes most of the
-    modality gap (Liang et al. 2022). All vectors are scaled to one length if the length
-    of a query cannot change a ranking, or if all queries have the same length. The
-    profile then depends on neither metric nor scale.
+    modality gap (Liang et al. 2022). If all queries have the same length, all vectors
+    are scaled to it.
     """
+    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
     lengths = np.linalg.norm(queries, axis=1)
     length = np.median(lengths)
-    length_matters = metric is Metric.EUCLIDEAN
-    if not length_matters:
-        gallery_length = np.median(np.linalg.norm(targets, axis=1))
-        targets = targets * (length / max(gallery_length, 1e-30))
-    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
-    differ = np.ptp(lengths) > 0.01 * length  # by more than rounding
-    if not length_matters or not differ:
+    if np.ptp(lengths) <= 0.01 * length:  # they differ by rounding
         queries = _of_length(queries, length)
         moved = _of_length(moved, length)
     return queries.astype(np.float32), moved.astype(np.float32)
@@ -387,19 +388,22 @@ def own_share(
         both = np.concatenate(
             [rng.permutation(first)[:size], rng.permutation(second)[:size]]
         )
-        is_same = (_neighbours(both, compute) >= size) == is_second[:, None]
-        shares.append(float(is_same.mean()))
+        rows = rng.permutation(2 * size)[:ASKING]
+        from_second = _neighbours(both, compute, rows) >= size
+        shares.append(float((from_second == is_second[rows, None]).mean()))
     return float(np.mean(shares))
 
 
-def _neighbours(vectors: np.ndarray, compute: Compute) -> np.ndarray:
-    """Return the rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
-    similarities = compare(vectors, vectors, Metric.EUCLIDEAN, compute)
-    np.fill_diagonal(similarities, -math.inf)
+def _neighbours(vectors: np.ndarray, compute: Compute, rows: np.ndarray) -> np.ndarray:
+    """Return the `NEIGHBOURS` nearest other `vectors` of those in `rows`: [r, k]."""
+    similarities = compare(vectors[rows], vectors, Metric.EUCLIDEAN, compute)
+    similarities[np.arange(len(rows)), rows] = -math.inf
     return topk(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
 
 
-def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
+def _one_sided(
+    similarities: np.ndarray, queries: np.ndarray, targets: np.ndarray
+) -> float:
     """Return the share of queries that lie beyond their nearest targets.
 
     "Beyond" is measured in the direction from the targets to their nearest queries. A
@@ -408,13 +412,12 @@ def one_sided(queries: np.ndarray, targets: np.ndarray, compute: Compute) -> flo
     not, because the direction is reversed when seen from the nearest documents.
 
     Args:
+        similarities: The similarity of each target to each query [n, m].
         queries, targets: The queries [m, d] and the targets [n, d].
-        compute: Device and memory.
     """
-    similarities = compare(queries, targets, Metric.EUCLIDEAN, compute)
     size = min(NEIGHBOURS, *similarities.shape)
-    nearest_queries = topk(similarities.T, size)[1]
-    nearest_targets = topk(similarities, size)[1]
+    nearest_queries = topk(similarities, size)[1]
+    nearest_targets = topk(similarities.T, size)[1]
     counts = np.bincount(nearest_queries.reshape(-1), minlength=len(queries))
     direction = counts @ queries / nearest_queries.size - targets.mean(axis=0)
     # The positions of each query's nearest targets along this direction.
@@ -444,7 +447,7 @@ def typical_similarity(
         rng: The generator of the random directions.
     """
     gallery = _about_mean(targets, metric)
-    random = rng.normal(size=(SEEN // 2, queries.shape[1])).astype(np.float32)
+    random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
     def nearest(vectors: np.ndarray) -> float:
         similarities = compare(vectors, gallery, Metric.DOT, compute)
@@ -461,7 +464,7 @@ def typical_similarity(
 def _about_mean(vectors: np.ndarray, metric: Metric) -> np.ndarray:
     """Return the directions of the first `vectors`, centred on the mean of all."""
     vectors = _unit(vectors, metric)
-    return _of_length(vectors - vectors.mean(axis=0), 1.0)[: SEEN // 2]
+    return _of_length(vectors - vectors.mean(axis=0), 1.0)[:ASKING]
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
@@ -475,7 +478,7 @@ def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
     return scaled
 
 
-def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
+def clustering(nearest: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
     """Return how far the targets that the bank finds are neighbours of one another.
 
     This is a join count: the correlation between being found and the share of
@@ -484,15 +487,17 @@ def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
 
     Args:
         nearest: The row of the target that each query finds [m].
-        neighbours: The rows of the neighbours of each target [n, k].
+        targets: The targets [n, d].
+        compute: Device and memory.
     """
+    neighbours = _neighbours(targets, compute, np.arange(len(targets)))
     count = len(nearest) // FINDING
     parts = nearest[None]
     if count:
         parts = nearest[: count * FINDING].reshape(count, FINDING)
     correlations = []
     for part in parts:
-        is_found = np.isin(np.arange(len(neighbours)), part).astype(float)
+        is_found = np.isin(np.arange(len(targets)), part).astype(float)
         correlations.append(_correlation(is_found, is_found[neighbours].mean(axis=1)))
     return float(np.mean(correlations))
 
@@ -500,10 +505,11 @@ def _join_count(nearest: np.ndarray, neighbours: np.ndarray) -> float:
 def _nearness(similarities: np.ndarray) -> np.ndarray:
     """Return how near a set of vectors comes to each target [n].
 
-    It is the mean of the 16 largest `similarities` [m, n] of the target.
+    It is the mean of the 16 largest `similarities` [n, m] of the target.
     """
-    size = min(16, len(similarities) - 1)
-    means: np.ndarray = topk(similarities.T, size)[0].mean(axis=1)
+    size = min(16, similarities.shape[1] - 1)
+    largest = np.partition(similarities, -size, axis=1)[:, -size:]
+    means: np.ndarray = largest.mean(axis=1)
     return means
 
 

@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 SPREAD_SAMPLE = 4_096
 """The number of targets from which `PreparedBank.deviation` is estimated.
 
-On six sets (text and code, text and image, two languages, a query log) the sample of
-targets moves the deviation by at most 0.03 %, and the sample of `SURVEYED` queries by at
-most 1.7 %. R@1 of the default method is the same as with all targets
+The sample of targets moves the deviation by at most 0.03 %, and the sample of `SURVEYED`
+queries by at most 1.7 %, on six sets: text and code, text and image, two languages, a
+query log. R@1 of the default method is the same as with all targets
 (benchmarks/settings.py)."""
 
 SURVEYED = 512
@@ -273,9 +273,10 @@ class PreparedBank:
         """The nearest targets of `surveyed` in the whole gallery."""
         if self.whole is not None:
             return self.whole.survey
-        return self._survey(self.require_targets())
+        return self.survey_of(self.require_targets())
 
-    def _survey(self, targets: Vectors) -> Survey:
+    def survey_of(self, targets: Vectors) -> Survey:
+        """Search `targets` for the nearest to each query of `surveyed`."""
         top = TopK(SPACINGS + 1)
         label = "examining the bank"
         search(self.surveyed, targets, self.metric, self.compute, top, label=label)
@@ -307,7 +308,7 @@ class PreparedBank:
         # A small target bank has too few gaps to compare.
         if self.target_bank is None or len(self.target_bank) <= SPACINGS:
             return False
-        in_target_bank = spacing_ratio(self._survey(self.answer_vectors).largest)
+        in_target_bank = spacing_ratio(self.survey_of(self.answer_vectors).largest)
         return in_target_bank > spacing_ratio(self.survey.largest)
 
     @cached_property

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from hubplugin.jobs.hubs import (
 )
 from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
 from hubplugin.jobs.results import HubnessNow, Inspection
-from hubplugin.jobs.write import count_wrong, require_match
+from hubplugin.jobs.write import Counts, count_wrong, require_match
 from hubplugin.measures.hubness import (
     add_never_found,
     count_targets,
@@ -76,24 +75,24 @@ def inspect(
     """
     store = for_job(store)
     correction = store.correction()
-    active = correction is not None and correction.active
-    if live is not None and not active:
+    is_active = correction is not None and correction.active
+    if live is not None and not is_active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
     logger.info("%s: inspecting", store.url)
-    fields: dict[str, Any] = {}
     names = names_of(store, show)
+    counts = Counts()
+    drift = hubness = None
     if correction is not None:
         model = correction.model
         require_match(model, store)  # a store made anew may have other vectors
-        searches = active and queries > 0
         asked = None
-        if searches:
+        is_searched = is_active and queries > 0
+        if is_searched:
             asked = _read_live_queries(store, correction, live, compute)
         counts = count_wrong(store, model, compute)
-        fields = {**vars(counts)}
-        del fields["scanned"]
-        if searches:
-            fields |= _count_hubs(store, model, asked, queries, names, compute)
+        if is_searched:
+            drift = _measure_drift(model, asked, compute)
+            hubness = _count_hubs(store, model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
     return Inspection(
         store.url,
@@ -102,10 +101,17 @@ def inspect(
         store.count(),
         correction,
         store.previous(),
+        missing=counts.missing,
+        stale=counts.stale,
+        foreign=counts.foreign,
+        missing_ids=counts.missing_ids,
+        stale_ids=counts.stale_ids,
+        invalid_vectors=counts.invalid_vectors,
+        hubness=hubness,
+        drift=drift,
         notes=store.notes(),
         warnings=store.attention(),
         shown=getattr(names, "field", None),
-        **fields,
     )
 
 
@@ -126,7 +132,7 @@ class LiveQueries:
 def _read_live_queries(
     store: Store, correction: Correction, live: BankLike | None, compute: Compute
 ) -> LiveQueries | None:
-    """Return a sample of the live queries; None if nothing is recorded.
+    """Return a sample of the live queries; None if there are fewer than `FEWEST_LIVE`.
 
     Raises:
         InputError: The live queries come with answers, or cannot be used.
@@ -150,12 +156,14 @@ def _read_live_queries(
     asked = bank.prepare(model.metric, compute, store)
     drawn = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
     new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
-    if live is not None and len(new) < FEWEST_LIVE:
-        message = (
-            "only %d live queries are not in the bank, and %d are needed: queries of "
-            "the bank are used instead"
-        )
-        logger.warning(message, len(new), FEWEST_LIVE)
+    if len(new) < FEWEST_LIVE:
+        if live is not None:
+            message = (
+                "only %d live queries are not in the bank, and %d are needed: queries "
+                "of the bank are used instead"
+            )
+            logger.warning(message, len(new), FEWEST_LIVE)
+        return None
     names = [call_query(bank, row) for row in new.tolist()]
     right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
     return LiveQueries(asked.query_bank[new], names, right)
@@ -171,6 +179,17 @@ def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
     return number_rows(both)[len(bank) :] < len(bank)
 
 
+def _measure_drift(
+    model: OffsetModel, live: LiveQueries | None, compute: Compute
+) -> float | None:
+    """Return the own share of live queries and bank; None if either is too small."""
+    bank = model.terms[0].bank
+    at_fit = bank[:: max(len(bank) // SEEN, 1)]
+    if live is None or len(at_fit) < FEWEST_LIVE:
+        return None
+    return own_share(live.vectors, at_fit, compute, np.random.default_rng())
+
+
 def _count_hubs(
     store: Store,
     model: OffsetModel,
@@ -178,27 +197,18 @@ def _count_hubs(
     queries: int,
     names: Naming | None,
     compute: Compute,
-) -> dict[str, Any]:
-    """Return the fields of an inspection that need searches: `drift` and `hubness`.
+) -> HubnessNow | None:
+    """Search for live queries or, without any, for bank queries; return the hubness.
 
-    The number of queries searched for is `queries`. They come from `live`, or from the
-    bank if there are fewer than `FEWEST_LIVE` live queries.
+    The number of queries is `queries`. Return None if there are fewer than two queries,
+    or no targets.
     """
-    bank = model.terms[0].bank
-    at_fit = bank[:: max(len(bank) // SEEN, 1)]
-    fields: dict[str, Any] = {}
-    asked = LiveQueries(pick_evenly(bank, queries), (), ())
-    is_live = live is not None and len(live.vectors) >= FEWEST_LIVE
-    if live is not None and is_live:
-        asked = live
-        if len(at_fit) >= FEWEST_LIVE:
-            rng = np.random.default_rng()
-            fields["drift"] = own_share(live.vectors, at_fit, compute, rng)
+    asked = live or LiveQueries(pick_evenly(model.terms[0].bank, queries), (), ())
     searched = asked.vectors[:queries]
     count = store.count()
     # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
-        return fields
+        return None
     found = {}
     place_of: dict[Id, int] = {}
     for label in (RAW, CORRECTED):
@@ -218,9 +228,9 @@ def _count_hubs(
         return shown, display_names(shown, names)
 
     hubs, _ = find_hubs(found, len(ids), describe, asked.names, right)
-    fields["hubness"] = HubnessNow(
+    return HubnessNow(
         len(searched),
-        is_live,
+        live is not None,
         skewness(occurrence[RAW]),
         skewness(occurrence[CORRECTED]),
         skewness_by_chance(len(searched), OCCURRENCE, count),
@@ -228,13 +238,14 @@ def _count_hubs(
         hubs,
         {label: count_targets(each) for label, each in occurrence.items()},
     )
-    return fields
 
 
 def with_hubness(
     model: OffsetModel, bank: PreparedBank, right: Side | None = None
 ) -> OffsetModel:
-    """Return `model` with `hubness_at_fit`; unchanged if there is too little to count.
+    """Search the gallery, and return `model` with the hubness that `inspect` compares.
+
+    The model is returned unchanged if there are too few queries or targets to count.
 
     Args:
         model: The fitted model.

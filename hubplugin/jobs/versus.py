@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hubplugin.measures.significance import Side
-from hubplugin.methods import Method
-from hubplugin.model import OffsetModel
-from hubplugin.validation import Figures, Margins, change_of
+from hubplugin.validation import Figures
 
 WORSE = 0.1
 """Without known answers, a new correction is worse if skewness rises by more than this
@@ -32,26 +30,6 @@ class OldVersusNew:
     new: Figures
     change: Side | None
     share: float = 1.0
-
-    @classmethod
-    def of(
-        cls, margins: Margins, old: OffsetModel, new: Method, queries: int
-    ) -> OldVersusNew:
-        """Compare no correction, the old correction and the new one.
-
-        Args:
-            margins: The margins of the three candidates, in this order.
-            old: The old model.
-            new: The method of the new correction.
-            queries: The number of queries in the new bank.
-        """
-        return cls(
-            Figures.of(margins, 0),
-            Figures.of(margins, 1, old.method, old.parameters),
-            Figures.of(margins, 2, new.name, new.parameters),
-            change_of(margins, 1, 2),
-            queries / len(old.terms[0].bank),
-        )
 
     @property
     def objection(self) -> str | None:

@@ -10,9 +10,9 @@ import logging
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -51,19 +51,19 @@ def offsets_of_all(
     compute: Compute,
     fitted: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the offsets of the vectors in a batch, float32 [b].
+    """Return the offsets of all vectors in a batch, float32 [b].
 
-    A model cannot judge a vector that is not finite. Under cosine it cannot judge a
-    vector of length 0 either, nor, if the store does not normalise, one whose length is
-    not 1. Such a vector gets the smallest offset of the gallery: the neutral offset 0
-    would rank it above most others. A vector of length 0 is near to no query, and gets
-    the neutral offset.
+    A model cannot judge a vector that is not finite. Under cosine, it cannot judge a
+    vector of length 0, either, nor one whose length is not 1 if the store does not
+    normalise. Such a vector gets the smallest offset of the gallery, since the neutral
+    offset 0 would rank it above most others. Only a vector of length 0, which is near
+    to no query, gets the neutral offset.
 
     Args:
         model: The model.
         batch: The targets.
         invalid_vectors: Counts and names the vectors that the model cannot judge.
-        unit: The store does not normalise.
+        unit: True if the store does not normalise.
         compute: Device, memory and progress.
         fitted: The offsets of these vectors, if the fit has computed them.
     """
@@ -87,9 +87,11 @@ def offsets_of_all(
 
 
 ROUNDING = 1e-6
-"""Of the largest offset: what float32 loses of offsets on their way through a store and
-back, some ten roundings. Under Euclidean distance and dot product they grow with the
-square of the vectors, and what is lost grows with them."""
+"""The share of the largest offset up to which two offsets count as equal.
+
+Float32 loses up to some ten roundings on the way through a store and back. Offsets, and
+with them the losses, grow with the square of the vectors under Euclidean distance and
+dot product."""
 
 
 @dataclass
@@ -110,7 +112,18 @@ class Counts:
     stale_ids: list[Id] = field(default_factory=list)
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
+    def note(self, batch: Batch, missing: np.ndarray, stale: np.ndarray) -> None:
+        """Count the targets of a batch, and those with a wrong offset, bool [b]."""
+        self.scanned += len(batch.ids)
+        self.missing += int(missing.sum())
+        self.stale += int(stale.sum())
+        self.foreign += batch.foreign
+        for ids, which in ((self.missing_ids, missing), (self.stale_ids, stale)):
+            rows = np.flatnonzero(which)[: NAMED - len(ids)].tolist()
+            ids += [batch.ids[row] for row in rows]
+
     def add(self, other: Counts) -> None:
+        """Add the numbers of another part of the store."""
         self.scanned += other.scanned
         self.missing += other.missing
         self.stale += other.stale
@@ -119,6 +132,7 @@ class Counts:
         self.invalid_vectors.named |= other.invalid_vectors.named
 
     def as_applied(self, store: Store, model: OffsetModel, **fields: Any) -> Applied:
+        """Return the result of a job; `fields` are further fields of `Applied`."""
         return Applied(
             store.url,
             model,
@@ -139,28 +153,27 @@ def compare(
     label: str,
     gallery: Sliceable | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yield each batch, the model's offsets for it, and which stored offsets are wrong.
-
-    The offsets are float32 [b]. A stored offset is wrong if it is missing or differs,
-    bool [b].
+    """Compare the stored offsets with those of a model, batch by batch.
 
     Args:
         store: The store.
         model: The model.
         batches: All targets of the store.
-        counts: The counts, which are updated after each batch.
+        counts: The counts, to which each batch is added.
         compute: Device, memory and progress.
         label: The name of this step in progress reports.
         gallery: The gallery on which the model was just fitted, in the order of
             `batches`; its offsets are not computed again.
+
+    Yields:
+        The batch, the model's offsets for it, float32 [b], and True for each stored
+        offset that is missing or differs, bool [b].
     """
     total = store.count()
-    scale = 0.0
-    if model.gallery is not None:
-        scale = max(abs(model.gallery.smallest), abs(model.gallery.largest))
     for batch in batches:
         rows = slice(counts.scanned, counts.scanned + len(batch.ids))
         fitted = None
+        # Another program may have changed the targets since the fit.
         if (
             gallery is not None
             and model.fitted is not None
@@ -175,20 +188,25 @@ def compare(
             compute=compute,
             fitted=fitted,
         )
-        absent = np.isnan(batch.offsets)
-        room = store.precision + ROUNDING * np.maximum(scale, np.abs(offsets))
-        if batch.rounding is not None:
-            room += batch.rounding(offsets)
-        differs = np.abs(batch.offsets - offsets) > room  # of NaN, none
-        counts.missing += int(absent.sum())
-        counts.stale += int(differs.sum())
-        counts.foreign += batch.foreign
-        for ids, which in ((counts.missing_ids, absent), (counts.stale_ids, differs)):
-            rows_named = np.flatnonzero(which)[: NAMED - len(ids)].tolist()
-            ids += [batch.ids[row] for row in rows_named]
-        yield batch, offsets, absent | differs
-        counts.scanned = rows.stop
-        compute.report(label, min(rows.stop, total), total)
+        missing = np.isnan(batch.offsets)
+        difference = np.abs(batch.offsets - offsets)
+        stale = difference > find_tolerance(store, model, batch, offsets)
+        counts.note(batch, missing, stale)
+        yield batch, offsets, missing | stale
+        compute.report(label, min(counts.scanned, total), total)
+
+
+def find_tolerance(
+    store: Store, model: OffsetModel, batch: Batch, offsets: np.ndarray
+) -> np.ndarray:
+    """Return the error that storing each of the `offsets` [b] may cause: [b]."""
+    largest = 0.0
+    if model.gallery is not None:
+        largest = max(abs(model.gallery.smallest), abs(model.gallery.largest))
+    tolerance = store.precision + ROUNDING * np.maximum(largest, np.abs(offsets))
+    if batch.rounding is not None:
+        tolerance += batch.rounding(offsets)
+    return np.asarray(tolerance)
 
 
 def write_wrong(
@@ -323,7 +341,7 @@ def refresh(
             f"{store.url} has a half-written correction; run apply again to finish it"
         )
     if dry_run:
-        return compare_all(store, correction.model, compute)
+        return preview(store, correction.model, compute, ())
     return write(store, correction.model, compute=compute)
 
 
@@ -406,7 +424,7 @@ def write(
     require_match(model, store)
     store.require_writable(dry_run=dry_run)
     if dry_run:
-        return preview(store, model, compute)
+        return preview(store, model, compute, store.plan())
     gallery = None
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
@@ -432,21 +450,19 @@ def write_gallery(
         force: As in `Writing`.
     """
 
-    def once(closing: bool) -> Counts:
-        """Read, compare and write; reuse what was just read unless `closing`."""
+    def write_all(closing: bool) -> Counts:
+        """Compare and write all targets, which are read again if `closing`."""
         label = "closing" if closing else "writing offsets"
         if isinstance(gallery, ShardedStore):
             return gallery.write(writing.share(), compute, label)
-        counts, vectors = Counts(), None
-        batches = None
-        if gallery is not None:
-            vectors = gallery.vectors
-            if store.shared and writing.found == "nothing" and not closing:
-                batches = gallery.batches()
-        batches = batches or writing.scan()
-        write_wrong(
-            writing, compare(store, model, batches, counts, compute, label, vectors)
-        )
+        counts = Counts()
+        vectors = None if gallery is None else gallery.vectors
+        if gallery is None or closing or not (store.shared and is_new):
+            batches = writing.scan()
+        else:
+            batches = gallery.batches()
+        compared = compare(store, model, batches, counts, compute, label, vectors)
+        write_wrong(writing, compared)
         return counts
 
     half = (
@@ -459,30 +475,29 @@ def write_gallery(
     )
     with telling(half), store.begin(model, compute.progress) as writing:
         writing.forced = force
-        first = once(closing=False)
-        may_change = store.shared and writing.found != "active"
-        for _ in range(CLOSING_PASSES if may_change else 0):
-            later = once(closing=True)
-            if not later.missing + later.stale:
-                break
+        is_new = writing.found == "nothing"
+        first = write_all(closing=False)
+        if store.shared and writing.found != "active":
+            for _ in range(CLOSING_PASSES):
+                later = write_all(closing=True)
+                if not later.missing + later.stale:
+                    break
         writing.wrong = first.missing + first.stale
         logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
         with telling(whole):
             writing.activate()
     logger.info("%s: active is %s", store.url, model)
     with telling(f"{store.url}: the correction is active"):
-        ways = {"notes": store.notes(), "search": store.how_to_search()}
-        return first.as_applied(store, model, **ways)
+        search = store.how_to_search()
+        return first.as_applied(store, model, notes=store.notes(), search=search)
 
 
-def preview(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """Count the offsets that a new `model` would write, and add the store's plan."""
-    return replace(compare_all(store, model, compute), notes=store.plan())
-
-
-def compare_all(store: Store, model: OffsetModel, compute: Compute) -> Applied:
-    """Compare the offsets in `store` with those of `model`, without writing."""
-    return count_wrong(store, model, compute).as_applied(store, model, written=False)
+def preview(
+    store: Store, model: OffsetModel, compute: Compute, notes: Sequence[str]
+) -> Applied:
+    """Count the offsets that a job would write, which `notes` describe further."""
+    counts = count_wrong(store, model, compute)
+    return counts.as_applied(store, model, written=False, notes=notes)
 
 
 def count_wrong(store: Store, model: OffsetModel, compute: Compute) -> Counts:

@@ -23,7 +23,7 @@ def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     path = tmp_path / "sound.faiss"
     store = hubplugin.open_store(flat_index(path, unit(rng.normal(size=(20_000, 4)))))
     queries = normal(rng, 1_000, 4)
-    queries[:, 0] += 1 / 3
+    queries[:, 0] += 1 / 2
     before = path.read_bytes()
     done = hubplugin.apply(store, queries)
     assert (done.sound, done.written) == (True, False)
