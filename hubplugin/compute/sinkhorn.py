@@ -114,8 +114,6 @@ class Kernel:
             self._kept = library.empty(shape, library.half)
         elif room >= 4 and not self._has_products:
             self._kept = library.empty(shape, library.xp.float32)
-        # Halves hold numbers up to 1, so their exponentials need a peak.
-        self._narrow = 0.0 if self._in_halves else NARROW
         self._drift = -1.0
         if self._kept is not None:
             self._drift = SAFE_DRIFT[self._kept.itemsize]
@@ -135,15 +133,14 @@ class Kernel:
             mass = xp.astype(self._mass[rows], x.dtype, copy=False)
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
-            is_narrow = tile.bound <= self._narrow
             if tile.bound <= NARROW:
                 # The exponentials of rows serve the sums over columns, too.
-                values, log_scale = exponentials(x, library, is_narrow)
-                log_share = xp.log(multiply(values.T, mass * xp.exp(log_scale)))
+                values, log_scale = exponentials(x, tile.bound, library)
+                log_share = xp.log(multiply(values.T, mass))
             else:
                 peak = xp.clip(xp.max(x, axis=0), min=float(xp.finfo(x.dtype).min))
                 log_share = xp.log(multiply(xp.exp(x - peak).T, mass)) + peak
-                values, log_scale = exponentials(x, library, is_narrow)
+                _, log_scale = exponentials(x, tile.bound, library)
             sums = xp.logaddexp(sums, log_share)
             self._log_scale[rows] = log_scale
         return to_host(sums).astype(np.float64)
@@ -174,9 +171,7 @@ class Kernel:
             if rows.start < self._gallery:
                 log_sums = self._library.xp.log(multiply(values, weights))
                 sums[rows] = log_sums + self._log_scale[rows]
-        peak = self._library.half_peak if self._in_halves else 1.0
-        log_sums = to_host(sums[: self._gallery])
-        return log_sums + (float(change.max()) - math.log(peak))
+        return to_host(sums[: self._gallery]) + float(change.max())
 
     def _blocks(
         self, log_alpha: np.ndarray, label: str
@@ -196,8 +191,8 @@ class Kernel:
             for tile in self._exponents(label):
                 x = tile.s
                 x += xp.astype(added, x.dtype, copy=False)
-                is_narrow = tile.bound + largest <= self._narrow
-                values, self._log_scale[tile.rows] = exponentials(x, library, is_narrow)
+                bound = tile.bound + largest
+                values, self._log_scale[tile.rows] = exponentials(x, bound, library)
                 yield tile.rows, values, xp.ones_like(values[0])
             return
         progress = self._similarities.compute.progress
@@ -230,7 +225,7 @@ class Kernel:
         for targets in self._columns:
             if self._kept is not None and not self._in_halves:
                 out = self._kept[first : first + targets.rows]
-            tiles = similarities.tiles(targets, label, scale, out)
+            tiles = similarities.tiles(targets, label, scale=scale, out=out)
             if self._has_products:
                 tiles = similarities.scale_tiles(out, scale)
             for tile in tiles:
@@ -247,7 +242,7 @@ class Kernel:
                 yield Tile(rows, s, tile.bound)
                 if self._in_halves:
                     s = library.xp.astype(s, float32, copy=False)
-                    library.to_halves(s, self._kept[rows])
+                    self._log_scale[rows] += library.to_halves(s, self._kept[rows])
                 elif out is not None and s.dtype != float32:
                     self._kept[rows] = s
             first += targets.rows
