@@ -122,7 +122,7 @@ class Kernel:
     def first_log_sums(self) -> np.ndarray:
         """Return LSE_j( s(b_u, t_j)/tau + log w_j ) of each bank row: float64 [m].
 
-        It is -inf if a whole row is hidden.
+        A row that is hidden entirely gets -inf. This pass also fills `topk_means`.
         """
         library = self._library
         xp = library.xp
@@ -134,15 +134,17 @@ class Kernel:
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
             if tile.bound <= NARROW:
-                # The exponentials of rows serve the sums over columns, too.
-                values, log_scale = exponentials(x, tile.bound, library)
-                log_share = xp.log(multiply(values.T, mass))
+                # Without peaks, the same exponentials serve rows and columns.
+                values, peaks = exponentials(x, tile.bound, library)
+                tile_sums = xp.log(multiply(values.T, mass))
             else:
-                peak = xp.clip(xp.max(x, axis=0), min=float(xp.finfo(x.dtype).min))
-                log_share = xp.log(multiply(xp.exp(x - peak).T, mass)) + peak
-                _, log_scale = exponentials(x, tile.bound, library)
-            sums = xp.logaddexp(sums, log_share)
-            self._log_scale[rows] = log_scale
+                lowest = float(xp.finfo(x.dtype).min)
+                bank_peaks = xp.clip(xp.max(x, axis=0), min=lowest)
+                values = xp.exp(x - bank_peaks)
+                tile_sums = xp.log(multiply(values.T, mass)) + bank_peaks
+                _, peaks = exponentials(x, tile.bound, library)
+            sums = xp.logaddexp(sums, tile_sums)
+            self._log_scale[rows] = peaks
         return to_host(sums).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, label: str) -> np.ndarray:
@@ -178,13 +180,13 @@ class Kernel:
     ) -> Iterator[tuple[slice, Array, Array]]:
         """Yield K in order, as rows, values [b, m] and weights w [m].
 
-        values * w is K up to a factor for each row, see `_log_scale`, and one for all.
-        A block may overwrite the previous one.
+        Row j of K is values * w * exp( log_scale_j + max(change) ), where change is that
+        of log alpha since K was kept. A block may overwrite the previous one.
         """
         library = self._library
         xp = library.xp
         change = log_alpha - self._reference
-        if not np.ptp(change) <= self._drift:  # nothing is kept, or it is too far away
+        if not np.ptp(change) <= self._drift:  # no exponentials that can be used
             self._reference = log_alpha
             added = library.to_device(log_alpha)
             largest = float(np.abs(log_alpha).max())
