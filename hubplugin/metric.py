@@ -69,6 +69,7 @@ def normalise(
     Raises:
         ZeroVector: A row is zero, so it has no direction.
     """
+    unit: np.ndarray
     unit, largest = unit_length(np, vectors)
     zero = np.flatnonzero(largest == 0)
     if zero.size:

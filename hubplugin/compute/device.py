@@ -189,8 +189,8 @@ class Library:
 
     Attributes:
         device: The torch device; None is numpy.
-        is_on_cpu: True if numpy can share the arrays, see `view`. numpy finds a few
-            entries among many several times as fast as torch.
+        is_on_cpu: True if `to_host` copies nothing. numpy finds a few entries among many
+            several times as fast as torch.
         accumulator: The dtype of sums over all targets.
         multiplies_halves: True if `multiply_halves` runs: CUDA, torch 2.8 or newer.
         half, half_peak: See `to_halves`.
@@ -239,20 +239,27 @@ class Library:
             return self.xp.from_numpy(np.empty(shape, str(dtype).rpartition(".")[2]))
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
-    def to_halves(self, values: Array, halves: Array) -> None:
-        """Write `values` in [0, 1], times `half_peak`, to `halves` of type `half`.
+    def to_halves(self, values: Array, halves: Array) -> Array:
+        """Write positive `values` [b, m], scaled row by row, to `halves`.
 
         The float32 `values` are overwritten. numpy converts float16 numbers one by one,
         so for numpy, halves are bits 13 to 28 of float32: as many mantissa bits as
-        float16 has, and more exponent bits. `half_peak` makes the other bits 0.
+        float16 has, and more exponent bits. `half_peak`, the largest half, makes the
+        other bits 0.
+
+        Returns:
+            The log of the values divided by the halves, [b].
         """
-        values *= self.half_peak
+        tiny = float(self.xp.finfo(self.xp.float32).tiny)
+        scale = self.xp.clip(self.xp.max(values, axis=1), min=tiny) / self.half_peak
+        values /= scale[:, None]
         if self.device is None:
             values = values.view(np.uint32)
             values += 1 << 12  # round to nearest
             values >>= 13
             values *= values >= 1 << 10  # subnormal numbers are slow to compute with
         halves[...] = values
+        return self.xp.log(scale)
 
     def from_halves(self, halves: Array, values: Array) -> None:
         """Convert `halves` to float32, and write them to `values` of the same shape."""
@@ -335,13 +342,11 @@ def as_torch_reads(block: np.ndarray) -> np.ndarray:
 
 
 def to_host(array: Array) -> np.ndarray:
-    """Return `array` in CPU memory. A device finishes its work first."""
+    """Return `array` as a numpy array, without a copy if it is in CPU memory.
+
+    A GPU finishes its work first.
+    """
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
-
-
-def view(array: Array) -> np.ndarray:
-    """Return an array that is in CPU memory as a numpy array, without a copy."""
-    return array if isinstance(array, np.ndarray) else array.numpy()
 
 
 def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:

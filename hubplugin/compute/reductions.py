@@ -15,16 +15,16 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Library, split, to_host, view
+from hubplugin.compute.device import Array, Library, split, to_host
 from hubplugin.compute.similarities import KEPT_SHARE, MOST_ANSWERS, Similarities
 from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
-NARROW = 43.0
-"""The largest |x| for which exp(x) needs no peak. Float32 has room for exp(86), the
-ratio of any two such exponentials, and for exp(63), their products with the weights of
-`SAFE_DRIFT`."""
+NARROW = 60.0
+"""The largest |x| for which exp(x) needs no peak in float32, whose range ends at
+exp(87). The rest is for sums of many such exponentials, and for the weights of
+`sinkhorn.SAFE_DRIFT`."""
 
 GROUP = 8
 """Columns in a group. A GPU first finds the largest value of each group: the k largest
@@ -38,7 +38,7 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
     xp = library.xp
     m = s.shape[1]
     if library.is_on_cpu:
-        return xp.asarray(np.partition(view(s), m - k, axis=1)[:, m - k :])
+        return xp.asarray(np.partition(to_host(s), m - k, axis=1)[:, m - k :])
     groups = m // GROUP
     if groups > k:
         grouped = s[:, : groups * GROUP].reshape(len(s), GROUP, groups)
@@ -64,14 +64,14 @@ def topk_mean(s: Array, k: int, library: Library) -> Array:
         return total / xp.sum(is_there, axis=1)
 
 
-def exponentials(x: Array, library: Library, is_narrow: bool) -> tuple[Array, Array]:
+def exponentials(x: Array, bound: float, library: Library) -> tuple[Array, Array]:
     """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row.
 
-    The peak is the largest entry of the row. It is 0 if `is_narrow`, which says that no
-    |x| exceeds `NARROW`; this saves two passes over `x`.
+    The peak is the largest entry of the row, or 0 if all entries are within a `bound`
+    of `NARROW`. This saves two passes over `x`.
     """
     xp = library.xp
-    if is_narrow:
+    if bound <= NARROW:
         return xp.exp(x, out=x), xp.zeros_like(x[:, 0])
     # The peak stays finite if every entry is hidden: -inf - -inf is NaN.
     peak = xp.clip(xp.max(x, axis=1), min=float(xp.finfo(x.dtype).min))
@@ -79,12 +79,9 @@ def exponentials(x: Array, library: Library, is_narrow: bool) -> tuple[Array, Ar
     return xp.exp(x, out=x), peak
 
 
-def log_sum_exp(x: Array, library: Library, is_narrow: bool) -> Array:
-    """Return the LSE of each row of `x` [b, m], which is overwritten: [b].
-
-    `is_narrow` as in `exponentials`.
-    """
-    values, peak = exponentials(x, library, is_narrow)
+def log_sum_exp(x: Array, bound: float, library: Library) -> Array:
+    """Return the LSE of each row of `x` [b, m], |x| <= `bound`: [b]. Overwrite `x`."""
+    values, peak = exponentials(x, bound, library)
     with np.errstate(divide="ignore"):  # the check of offsets refuses a log of 0
         return library.xp.log(library.xp.sum(values, axis=1)) + peak
 
@@ -141,7 +138,7 @@ def reduce(
         thresholds = library.to_device(similarities.lower(answers) * (1 / tau))
     # Allocate once: small arrays kept between large temporary blocks fragment memory.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
-    for tile in similarities.tiles(targets, "offsets", 1 / tau):
+    for tile in similarities.tiles(targets, "offsets", scale=1 / tau):
         x = tile.s
         if thresholds is not None:
             similarities.hide(x, thresholds)
@@ -151,8 +148,8 @@ def reduce(
                 continue
             if log_weights is not None:
                 x += library.xp.astype(log_weights, x.dtype, copy=False)
-            is_narrow = tile.bound + largest_weight <= NARROW
-            values[tile.rows] = log_sum_exp(x, library, is_narrow)
+            bound = tile.bound + largest_weight
+            values[tile.rows] = log_sum_exp(x, bound, library)
     return [to_host(values).astype(np.float64, copy=False) for values in results]
 
 
@@ -284,9 +281,9 @@ def first_reaching(
         # As bytes: int64 numbers of a tile's size would not fit in memory.
         return (s >= threshold).view(xp.uint8).argmax(dim=0)
     rows = xp.zeros(s.shape[1], dtype=xp.int64)
-    wanted = np.flatnonzero(view(is_wanted))  # few, after the first tiles
-    reaches = view(s)[:, wanted] >= view(threshold)[wanted]
-    view(rows)[wanted] = reaches.argmax(axis=0)
+    wanted = np.flatnonzero(to_host(is_wanted))  # few, after the first tiles
+    reaches = to_host(s)[:, wanted] >= to_host(threshold)[wanted]
+    to_host(rows)[wanted] = reaches.argmax(axis=0)
     return rows
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.device import Array, Compute, to_host, view
+from hubplugin.compute.device import Array, Compute, to_host
 from hubplugin.compute.similarities import Similarities
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
@@ -23,20 +23,6 @@ TIE = 8
 """Float steps, at the size of the largest score, within which two scores tie. A product
 gives copies of a vector slightly different bits, depending on their place in the
 matrix."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass of all queries over all targets.
-
-    similarities: The similarities of the queries.
-    targets: The targets [n, d].
-    offsets: One row per candidate correction, [c, n].
-    """
-
-    similarities: Similarities
-    targets: Vectors
-    offsets: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -76,8 +62,16 @@ class Collector(ABC):
     """A figure that is computed from the scores of a search."""
 
     @abstractmethod
-    def begin(self, whole: Pass) -> None:
-        """Prepare for the pass `whole`."""
+    def begin(
+        self, similarities: Similarities, targets: Vectors, offsets: np.ndarray
+    ) -> None:
+        """Prepare for a search.
+
+        Args:
+            similarities: The similarities of the queries.
+            targets: The targets [n, d].
+            offsets: One row per candidate correction, [c, n].
+        """
 
     @abstractmethod
     def update(self, scores: Scores) -> None:
@@ -103,23 +97,21 @@ class TopK(Collector):
             raise InputError(f"k={k}: expected 1 or more")
         self.k = k
 
-    def begin(self, whole: Pass) -> None:
-        self._library = library = whole.similarities.library
-        xp = library.xp
-        where = library.device
-        self.k = min(self.k, whole.targets.rows)
-        shape = (len(whole.offsets), whole.similarities.m, self.k)
-        self._scores = xp.full(
-            shape, -math.inf, dtype=library.accumulator, device=where
-        )
-        self._rows = xp.full(shape, -1, dtype=xp.int64, device=where)
+    def begin(
+        self, similarities: Similarities, targets: Vectors, offsets: np.ndarray
+    ) -> None:
+        self._library = library = similarities.library
+        self.k = min(self.k, targets.rows)
+        shape = (len(offsets), similarities.m, self.k)
+        self._scores = library.to_device(np.full(shape, -math.inf))
+        self._rows = library.to_device(np.full(shape, -1))
 
     def update(self, scores: Scores) -> None:
         best = self._scores[scores.candidate]
         rows = self._rows[scores.candidate]
         count = min(self.k, scores.s.shape[1])
         if self._library.is_on_cpu:
-            self._update_on_cpu(view(best), view(rows), scores, count)
+            self._update_on_cpu(to_host(best), to_host(rows), scores, count)
             return
         xp = self._library.xp
         values, columns = scores.s.topk(count, dim=1)
@@ -132,7 +124,7 @@ class TopK(Collector):
         self, best: np.ndarray, rows: np.ndarray, scores: Scores, count: int
     ) -> None:
         """Merge the `count` best of a tile into `best` and `rows` [q, k], in place."""
-        s = view(scores.s)
+        s = to_host(scores.s)
         # Finding a row's maximum costs a tenth of finding its k best, and most later
         # tiles contain none of the k best.
         changed = np.flatnonzero(s.max(axis=1) > best[:, -1])
@@ -170,10 +162,12 @@ class TruthCounts(Collector):
         if (np.diff(self.query_rows) < 0).any():
             raise InputError("true pairs must be ordered by query")
 
-    def begin(self, whole: Pass) -> None:
-        self._library = library = whole.similarities.library
-        scores = self._score_pairs(whole.similarities, whole.targets)
-        self._true = scores + whole.offsets[:, self.target_rows]
+    def begin(
+        self, similarities: Similarities, targets: Vectors, offsets: np.ndarray
+    ) -> None:
+        self._library = library = similarities.library
+        scores = self._score_pairs(similarities, targets)
+        self._true = scores + offsets[:, self.target_rows]
         zeros = np.zeros(self._true.shape, np.int64)
         self._greater = library.to_device(zeros)
         self._reached = library.to_device(zeros.copy())
@@ -255,7 +249,7 @@ def search(
     similarities = Similarities(queries, metric, compute)
     library = similarities.library
     for collector in collectors:
-        collector.begin(Pass(similarities, targets, offsets))
+        collector.begin(similarities, targets, offsets)
     largest = float(np.abs(offsets).max())
     for tile in similarities.tiles(targets, label):
         step = float(library.xp.finfo(tile.s.dtype).eps)

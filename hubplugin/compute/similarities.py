@@ -30,7 +30,6 @@ from hubplugin.compute.device import (
     multiply,
     multiply_halves,
     to_host,
-    view,
 )
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, unit_length
@@ -124,7 +123,7 @@ class Similarities:
         self.products: Array = None
 
     def tiles(
-        self, targets: Vectors, label: str, scale: float = 1.0, out: Array = None
+        self, targets: Vectors, label: str, *, scale: float = 1.0, out: Array = None
     ) -> Iterator[Tile]:
         """Yield tiles over all targets, in order.
 
@@ -279,8 +278,8 @@ class Similarities:
             if largest:
                 s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
             return
-        s = view(s)
-        thresholds = view(thresholds)
+        s = to_host(s)
+        thresholds = to_host(thresholds)
         reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # usually few columns
         rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
         is_answer = np.bincount(rows, minlength=len(s))[rows] <= most

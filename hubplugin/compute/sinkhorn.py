@@ -114,8 +114,6 @@ class Kernel:
             self._kept = library.empty(shape, library.half)
         elif room >= 4 and not self._has_products:
             self._kept = library.empty(shape, library.xp.float32)
-        # Halves hold numbers up to 1, so their exponentials need a peak.
-        self._narrow = 0.0 if self._in_halves else NARROW
         self._drift = -1.0
         if self._kept is not None:
             self._drift = SAFE_DRIFT[self._kept.itemsize]
@@ -124,7 +122,7 @@ class Kernel:
     def first_log_sums(self) -> np.ndarray:
         """Return LSE_j( s(b_u, t_j)/tau + log w_j ) of each bank row: float64 [m].
 
-        It is -inf if a whole row is hidden.
+        A row that is hidden entirely gets -inf. This pass also fills `topk_means`.
         """
         library = self._library
         xp = library.xp
@@ -135,17 +133,18 @@ class Kernel:
             mass = xp.astype(self._mass[rows], x.dtype, copy=False)
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
-            is_narrow = tile.bound <= self._narrow
             if tile.bound <= NARROW:
-                # The exponentials of rows serve the sums over columns, too.
-                values, log_scale = exponentials(x, library, is_narrow)
-                log_share = xp.log(multiply(values.T, mass * xp.exp(log_scale)))
+                # Without peaks, the same exponentials serve rows and columns.
+                values, peaks = exponentials(x, tile.bound, library)
+                tile_sums = xp.log(multiply(values.T, mass))
             else:
-                peak = xp.clip(xp.max(x, axis=0), min=float(xp.finfo(x.dtype).min))
-                log_share = xp.log(multiply(xp.exp(x - peak).T, mass)) + peak
-                values, log_scale = exponentials(x, library, is_narrow)
-            sums = xp.logaddexp(sums, log_share)
-            self._log_scale[rows] = log_scale
+                lowest = float(xp.finfo(x.dtype).min)
+                bank_peaks = xp.clip(xp.max(x, axis=0), min=lowest)
+                values = xp.exp(x - bank_peaks)
+                tile_sums = xp.log(multiply(values.T, mass)) + bank_peaks
+                _, peaks = exponentials(x, tile.bound, library)
+            sums = xp.logaddexp(sums, tile_sums)
+            self._log_scale[rows] = peaks
         return to_host(sums).astype(np.float64)
 
     def shares(self, log_alpha: np.ndarray, label: str) -> np.ndarray:
@@ -174,30 +173,28 @@ class Kernel:
             if rows.start < self._gallery:
                 log_sums = self._library.xp.log(multiply(values, weights))
                 sums[rows] = log_sums + self._log_scale[rows]
-        peak = self._library.half_peak if self._in_halves else 1.0
-        log_sums = to_host(sums[: self._gallery])
-        return log_sums + (float(change.max()) - math.log(peak))
+        return to_host(sums[: self._gallery]) + float(change.max())
 
     def _blocks(
         self, log_alpha: np.ndarray, label: str
     ) -> Iterator[tuple[slice, Array, Array]]:
         """Yield K in order, as rows, values [b, m] and weights w [m].
 
-        values * w is K up to a factor for each row, see `_log_scale`, and one for all.
-        A block may overwrite the previous one.
+        Row j of K is values * w * exp( log_scale_j + max(change) ), where change is that
+        of log alpha since K was kept. A block may overwrite the previous one.
         """
         library = self._library
         xp = library.xp
         change = log_alpha - self._reference
-        if not np.ptp(change) <= self._drift:  # nothing is kept, or it is too far away
+        if not np.ptp(change) <= self._drift:  # no exponentials that can be used
             self._reference = log_alpha
             added = library.to_device(log_alpha)
             largest = float(np.abs(log_alpha).max())
             for tile in self._exponents(label):
                 x = tile.s
                 x += xp.astype(added, x.dtype, copy=False)
-                is_narrow = tile.bound + largest <= self._narrow
-                values, self._log_scale[tile.rows] = exponentials(x, library, is_narrow)
+                bound = tile.bound + largest
+                values, self._log_scale[tile.rows] = exponentials(x, bound, library)
                 yield tile.rows, values, xp.ones_like(values[0])
             return
         progress = self._similarities.compute.progress
@@ -230,7 +227,7 @@ class Kernel:
         for targets in self._columns:
             if self._kept is not None and not self._in_halves:
                 out = self._kept[first : first + targets.rows]
-            tiles = similarities.tiles(targets, label, scale, out)
+            tiles = similarities.tiles(targets, label, scale=scale, out=out)
             if self._has_products:
                 tiles = similarities.scale_tiles(out, scale)
             for tile in tiles:
@@ -247,7 +244,7 @@ class Kernel:
                 yield Tile(rows, s, tile.bound)
                 if self._in_halves:
                     s = library.xp.astype(s, float32, copy=False)
-                    library.to_halves(s, self._kept[rows])
+                    self._log_scale[rows] += library.to_halves(s, self._kept[rows])
                 elif out is not None and s.dtype != float32:
                     self._kept[rows] = s
             first += targets.rows

@@ -49,6 +49,9 @@ class SinkhornNormalisation(Method):
         bank in float16: as many as fit, but at most 200,000. "all" uses all targets. A
         warning states the size of the sample; docs/speed.md states the cost.
 
+    iterations: The number of iterations. The last ones are left out if they could not
+        change an offset by 1e-6.
+
     If answers are left out, bank queries with the same nearest target share the mass of
     one query.
     """
