@@ -101,9 +101,11 @@ class PgvectorStore(DocumentStore):
 
     def how_to_search(self) -> tuple[str, str]:
         key = quote_name(self.table.key.name)
-        distance = self.order(self.require_active()).distance
+        order = self.order(self.require_active())
+        parts = ["the query", *map(str, order.component)]
         return (
-            f"SELECT {key} FROM {self.table.identifier} ORDER BY {distance} LIMIT 10",
+            f"SELECT {key} FROM {self.table.identifier} ORDER BY {order.distance} "
+            f"LIMIT 10 -- %s: {' and then '.join(parts)}",
             "hubplugin_pgvector.order_by maps each query",
         )
 

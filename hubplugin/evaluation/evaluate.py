@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,12 +19,7 @@ from hubplugin.jobs.hubs import NOT_FOUND, count_found, find_hubs
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import ndcg
-from hubplugin.measures.significance import (
-    Side,
-    adjust,
-    hubness_interval,
-    interval,
-)
+from hubplugin.measures.significance import Side, adjust, interval
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.results import RAW, Outcome
@@ -131,16 +127,14 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     methods = _measure_methods(ranked, task)
     raw = ranked.rankings[0]
     found = {RAW: raw.nearest}
-    right = np.full(len(raw.nearest), NOT_FOUND)
     best = usable_best(methods)
+    right = None
     examples: list[Outcome] = []
     if best is not None:
         corrected = ranked.rankings[methods.index(best)]
         found[best.label] = corrected.nearest
+        right = _first_right(ranked, corrected)
         examples += _draw_examples(ranked, corrected, task.seed)
-        for ranking in (corrected, raw):
-            rows = ranked.judged[ranking.best <= 1]
-            right[rows] = ranking.nearest[rows, 0]
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         ids = [ranked.ids[row] for row in rows]
@@ -163,52 +157,64 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     )
 
 
+def _first_right(ranked: Ranked, corrected: Ranking) -> np.ndarray:
+    """Return the true target that comes first for each query [q].
+
+    Only the raw search and `corrected` are looked at; NOT_FOUND if neither has one.
+    """
+    raw = ranked.rankings[0]
+    right = np.full(len(raw.nearest), NOT_FOUND)
+    for ranking in (corrected, raw):
+        rows = ranked.judged[ranking.best <= 1]
+        right[rows] = ranking.nearest[rows, 0]
+    return right
+
+
 def _measure_methods(ranked: Ranked, task: Task) -> list[MethodResult]:
-    """Return the figures of each ranking."""
-    seed = task.seed
+    """Return the figures of each ranking, those of the raw search first."""
     raw, *others = ranked.rankings
     versus = [Side.of(raw.best <= 1, other.best <= 1) for other in others]
     adjusted = adjust([side.p for side in versus])
-    results = list[MethodResult]()
-    for ranking, versus_raw, p in zip(
-        ranked.rankings, [None, *versus], [1.0, *adjusted], strict=True
-    ):
-        occurrence = count_found(ranking.nearest, len(ranked.ids))
-        candidate = ranking.candidate
-        recall = {}
-        for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
-            recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
-        figures: dict[str, Any] = {}
-        if ranking.ranks is not None:
-            figures["median_rank"] = interval(ranking.best, seed, np.median)
-            figures["mean_rank"] = interval(ranking.best, seed)
-            figures["ndcg"] = interval(ndcg(ranking.ranks, task.k), seed)
-            figures["skewness"] = hubness_interval(
-                ranking.nearest, len(occurrence), hubness.skewness, seed
-            )
-        if ranked.count is None:
-            times = hubness.count_targets(occurrence)
-            times.pop(0, None)  # the number of targets never found is unknown
-        else:
-            of_all = hubness.add_never_found(occurrence, ranked.count)
-            times = hubness.count_targets(of_all)
-            figures["hubness"] = hubness.Hubness.of(of_all, task.k)
-        results.append(
-            MethodResult(
-                label=candidate.label,
-                method=candidate.method,
-                parameters=candidate.parameters,
-                recall=recall,
-                worst=float(occurrence.max()) / len(ranking.nearest),
-                occurrences=times,
-                transductive=candidate.method in PLANS,
-                versus_raw=versus_raw,
-                adjusted_p=p,
-                **figures,
-            )
-        )
+    results = [_measure(raw, ranked, task)]
+    for ranking, side, p in zip(others, versus, adjusted, strict=True):
+        figures = _measure(ranking, ranked, task)
+        results.append(replace(figures, versus_raw=side, adjusted_p=p))
         task.compute.report("bootstrap intervals", len(results), len(ranked.rankings))
     return results
+
+
+def _measure(ranking: Ranking, ranked: Ranked, task: Task) -> MethodResult:
+    """Return the figures of a ranking, without a comparison."""
+    seed = task.seed
+    nearest = ranking.nearest
+    occurrence = count_found(nearest, len(ranked.ids))
+    recall = {}
+    for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
+        recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
+    figures: dict[str, Any] = {}
+    if ranking.ranks is not None:
+        figures = {
+            "median_rank": interval(ranking.best, seed, np.median),
+            "mean_rank": interval(ranking.best, seed),
+            "ndcg": interval(ndcg(ranking.ranks, task.k), seed),
+        }
+    if ranked.count is None:
+        times = hubness.count_targets(occurrence)
+        times.pop(0, None)  # the number of targets never found is unknown
+    else:
+        occurrence = hubness.add_never_found(occurrence, ranked.count)
+        times = hubness.count_targets(occurrence)
+        figures["hubness"] = hubness.Hubness.of(occurrence, task.k)
+    return MethodResult(
+        label=ranking.candidate.label,
+        method=ranking.candidate.method,
+        parameters=ranking.candidate.parameters,
+        recall=recall,
+        worst=float(occurrence.max()) / len(nearest),
+        occurrences=times,
+        transductive=ranking.candidate.method in PLANS,
+        **figures,
+    )
 
 
 def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Outcome]:

@@ -31,8 +31,8 @@ SIGNIFICANT = 0.05
 class MethodResult:
     """A ranking of all queries: the raw search, a method, or the correction in a store.
 
-    Shares are between 0 and 1. The fields from median_rank to skewness are None for a
-    store, which ranks only k targets.
+    Shares are between 0 and 1. The fields from median_rank to ndcg are None for a store,
+    which ranks only k targets.
 
     label: The method in the form in which it was requested; "corrected" for a store.
     parameters: All parameters, including defaults.
@@ -60,7 +60,6 @@ class MethodResult:
     median_rank: Figure | None = None
     mean_rank: Figure | None = None
     ndcg: Figure | None = None
-    skewness: Figure | None = None
 
     @property
     def sign(self) -> int:

@@ -162,7 +162,7 @@ class Diagnosis(Result):
             f"{self.targets:,} targets · {self.queries:,} queries · nothing was changed"
         )
         sign = 0 if self.hubby else 1
-        if self.causes or (self.hubby and trial.helps is False):
+        if self.causes or (self.hubby and trial.objections):
             sign = -1
         return Page(headline, sign, scene, sections, self._next())
 

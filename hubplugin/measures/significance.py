@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.measures.hubness import binomial, k_occurrence
+from hubplugin.measures.hubness import binomial
 
 RESAMPLES = 1000
 
@@ -134,37 +134,6 @@ def interval(
         drawn.append(statistic(values[rows], axis=1))
     low, high = np.quantile(np.concatenate(drawn), TAILS)
     return Figure(value, float(low), float(high))
-
-
-def hubness_interval(
-    hits: np.ndarray,
-    targets: int,
-    statistic: Callable[[np.ndarray], float],
-    seed: int,
-    resamples: int = RESAMPLES,
-) -> Figure:
-    """Return a figure of the k-occurrence with its interval over resampled queries.
-
-    Resampling adds Poisson noise to every count, which moves all figures towards that
-    of the noise. The percentiles are therefore centred on the figure: value +
-    (percentile - mean of the resamples).
-
-    Args:
-        hits: The rows that each query finds [q, k].
-        targets: The number of targets.
-        statistic: Computes the figure from the k-occurrence of all targets.
-        seed: The seed of the resampling.
-        resamples: The number of resamples.
-    """
-    rng = np.random.default_rng(seed)
-    hits = hits[np.lexsort(hits.T)]
-    value = statistic(k_occurrence(hits, targets))
-    drawn = np.empty(resamples)
-    for number in range(resamples):
-        sample = hits[rng.integers(0, len(hits), len(hits))]
-        drawn[number] = statistic(k_occurrence(sample, targets))
-    low, high = np.quantile(drawn - drawn.mean(), TAILS)
-    return Figure(value, value + float(low), value + float(high))
 
 
 def _lower_end(change: np.ndarray, is_gain: bool) -> float:
