@@ -166,19 +166,22 @@ class FaissStore(ManifestStore[FaissVersion]):
         writing = manifest.writing
         if writing is not None:
             if writing.index == self._seen.content:
-                return manifest.activate(writing)
+                return manifest.activate(writing)  # a run was killed after the switch
             if writing.stamp != self._seen.content:
-                manifest = manifest.give_up()
+                manifest = manifest.give_up()  # its model was fitted on another file
         holds = self.handler.holds_offsets_of
         if not self.handler.extras or holds(""):
+            # Somebody replaced the corrected index by another one.
             return manifest.withdraw() if manifest.active else manifest
         active = tuple(manifest.active.values())
         if any(holds(version.model) for version in active):
             return manifest
         if writing is not None and holds(writing.model):
-            return manifest.activate(writing)  # entries were added to the file since
+            # A run was killed after the switch, and entries were added since.
+            return manifest.activate(writing)
         for version in manifest.previous.values():
             if holds(version.model):
+                # Somebody restored the index from before the last switch.
                 return manifest.replace(
                     active={"": version},
                     previous={},

@@ -365,6 +365,7 @@ class ProductCodec(Codec):
         parts = 1
         if levels < 256:
             parts = 2
+        # The first part encodes the offset, or how much it differs from its centroid's.
         query = np.zeros(parts * self.part)
         query[0] = spec.first_component()
         extra = spec.extra_dimensions(query, len(query), sample, bases)
@@ -377,6 +378,7 @@ class ProductCodec(Codec):
         room = ends.min() - about.max(), ends.max() - about.min()
         codebooks = [place_levels(values, levels, first.query - about, room)]
         if parts == 2:
+            # The second part encodes what the first one loses of the sampled offsets.
             placed = codebooks[0]
             nearest = np.searchsorted((placed[1:] + placed[:-1]) / 2, values)
             held = placed[nearest] + about

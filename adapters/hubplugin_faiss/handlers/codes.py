@@ -121,13 +121,15 @@ class BaseIndexHandler(IndexHandler):
             transforms: Transforms to put first. Behind them, two more append the extra
                 components to each query.
         """
-        # Train codebooks on entries that cover all levels: also on those with extreme
-        # offsets, and on one of each list.
+        # Sample entries that cover all levels: also those with extreme offsets, and one
+        # of each list.
         spread = pick_evenly(np.arange(self.count), CODEBOOK)
         extremes = [offsets.argmin(), offsets.argmax()]
         firsts = self.starts[self.sizes > 0]
         rows = np.unique(np.concatenate([spread, extremes, firsts]))
         list_nos = self.list_nos[rows]
+
+        # Design the coder of the extra dimensions.
         centroid_offsets = self.centroid_offsets(offsets, spec.queries)
         around = centroid_offsets[list_nos] if self.residual else None
         coder = self.codec.design(spec, offsets[rows], around)
@@ -138,6 +140,7 @@ class BaseIndexHandler(IndexHandler):
             bases = centroid_components
         coder.require_holds(offsets[rows], bases[list_nos], self.index)
 
+        # Append the extra dimensions to all codes, and to all queries.
         def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
             """Append the offsets of the entries `rows` to their codes."""
             base = bases[self.list_nos[rows]]

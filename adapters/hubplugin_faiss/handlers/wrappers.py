@@ -71,6 +71,10 @@ class IdMapHandler(WrapperHandler):
         super().__init__(index)
         self._ids = faiss.vector_to_array(index.id_map)
 
+    def check(self) -> None:
+        super().check()
+        self.labels()
+
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         return id_map_like(self.index, self.inner.upgrade(offsets, spec))
 
