@@ -560,7 +560,8 @@ def main() -> None:
     if args.only == [""]:
         FILE.write_text(json.dumps({"machine": machine(1), **tables}) + "\n")
     if args.write:
-        write_table(args.write, "learning", summarise(draws, RULES))
+        users = {name: RULES[name] for name in ("default", "learn")}
+        write_table(args.write, "learning", summarise(draws, users))
         page = args.write.parent / "measurements" / "learning.md"
         for name in ("settings", "kinds", "rules", "forecasts"):
             write_table(page, f"learning, {name}", tables[name])
