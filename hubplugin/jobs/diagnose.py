@@ -180,7 +180,7 @@ class Diagnosis(Result):
         steps.append(Step(gain, "apply"))
         if self.lesson is not None:
             learned = points(self.lesson.other.change)
-            brings = f"{learned} points over the offsets alone, held out"
+            brings = f"{learned} points of R@1 with a map of the query, held out"
             steps.append(Step(brings, "apply", learn=True))
         elif trial.right is not None:
             brings = "measures what a map of the query would bring, which answers teach"

@@ -113,10 +113,10 @@ def show_trial(trial: Trial, title: str) -> Section:
 
 
 def show_lesson(lesson: LearnedMap) -> Section:
-    """Return the section that shows the gain of a query map over the offsets alone."""
+    """Return the section that shows the gain of a query map over the raw search."""
     title = "A map of the query would change"
     measures = {"not asked before (R@1)": lesson.other, ASKED_BEFORE: lesson.asked}
-    columns = ("", "offsets", "and map", COMPARED[3])
+    columns = ("", RAW, "learned", COMPARED[3])
     note = ". ".join([*lesson.notes, ""])
     return compare(title, measures, columns=columns, note=note)
 
