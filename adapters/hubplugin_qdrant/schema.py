@@ -73,6 +73,7 @@ class Schema:
         self.parameters = parameters
         self.metric = METRICS[parameters.distance]
         self.dim = parameters.size
+        self._written = 0
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
@@ -89,6 +90,19 @@ class Schema:
         if progress is not None:
             progress("calibrating", 1, 1)
         return version
+
+    def keep_pace(
+        self, points: int, pace: float, progress: Progress | None
+    ) -> None:
+        """Wait for the graph if `pace` points were written since the last wait.
+
+        points: The number of points that will be written now.
+        """
+        if self._written >= pace:
+            self.transport.wait()
+            self.wait_for_graph(progress)
+            self._written = 0
+        self._written += points
 
     def wait_for_graph(self, progress: Progress | None) -> None:
         """Wait until all points are in the graph again: writes remove them from it."""

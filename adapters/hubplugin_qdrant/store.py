@@ -265,8 +265,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 done = min(done + transport.page_size, total)
                 if progress is not None:
                     progress("removing offsets", done, total)
-            reader.delete_left_over()
+            reader.delete_left_over(self.pace(), progress)
             transport.wait()
+            reader.schema.wait_for_graph(progress)
         finally:
             transport.give_up()
 
@@ -584,7 +585,6 @@ class QdrantWriting(Writing):
         keys = m.payload_keys(before.everything) - m.payload_keys(later.everything)
         self._dropped = sorted(keys)
         self._pace = store.pace()
-        self._sent = 0
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
 
@@ -607,11 +607,7 @@ class QdrantWriting(Writing):
         raises the errors of these writes. `scan` and `activate` wait for them.
         """
         self._unless_overtaken(self.store.require_owner)
-        if self._sent >= self._pace:
-            self._transport.wait()
-            self._schema.wait_for_graph(self._progress)
-            self._sent = 0
-        self._sent += len(batch.ids)
+        self._schema.keep_pace(len(batch.ids), self._pace, self._progress)
         shard_key = batch.place
         stored = values_of(self.version, batch.vectors, offsets)
         values = dict(zip(batch.ids, stored, strict=True))
@@ -630,7 +626,7 @@ class QdrantWriting(Writing):
     def wait(self) -> None:
         self._transport.wait()
         if self._reader is not None:
-            self._reader.delete_left_over()
+            self._reader.delete_left_over(self._pace, self._progress)
         self._transport.wait()
 
     def share(self) -> Share:
