@@ -107,11 +107,11 @@ def points_of_columns(
 ) -> Iterator[models.PointStruct]:
     """Yield the points that `upload_collection` makes of its `arguments`.
 
-    A clone of `client` checks the arguments and embeds documents. Instead of a
-    connection it has a function that returns what would be uploaded.
+    A clone of `client` checks the arguments and embeds documents. In place of the
+    connection, it has functions that return their arguments.
     """
     clone = clone_client(client, type(client))
-    clone._client = SimpleNamespace(upload_collection=dict)
+    clone._client = SimpleNamespace(upload_collection=dict, close=dict)
     columns: Any = clone.upload_collection(**arguments)
     rows = BaseUploader.iterate_batches(
         columns["vectors"], columns["payload"], columns["ids"], batch_size=1

@@ -65,13 +65,13 @@ class PointReader:
         for records in self.schema.transport.pages(vectors, payload, between):
             yield from self.batches(records)
 
-    def delete_left_over(self, pace: float, progress: Progress | None) -> None:
-        """Start to delete the offsets in `left_over`, at a `pace` as in `keep_pace`."""
+    def delete_left_over(self, progress: Progress | None) -> None:
+        """Start to delete the offsets in `left_over`."""
         transport = self.schema.transport
         for (shard_key, keys), points in self.left_over.items():
             change = functools.partial(delete_keys, keys, shard_key)
             for part in chunks(points, transport.page_size):
-                self.schema.keep_pace(len(part), pace, progress)
+                self.schema.keep_pace(len(part), progress)
                 transport.send(part, change, shard_key)
 
     def batches(self, records: list[models.Record]) -> list[Batch]:

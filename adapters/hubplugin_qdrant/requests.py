@@ -403,8 +403,7 @@ def _by_raw_score(
     limit = version.candidates(results, exact)
     if prefetches:
         limit = _over_all(prefetches, limit, version)
-    # Local mode up to 1.19.0 does not accept a bare id in a prefetch.
-    query = node.query if isinstance(node.query, list) else resolve(node.query)
+    query = node.query
     length = 1.0
     if version.mapped:
         asked = nearest(query)

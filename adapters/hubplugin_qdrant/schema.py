@@ -46,6 +46,10 @@ DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
+PARTS = 10
+"""The number of parts in which a collection is written by default. While one part is
+written, searches still use the graph of the others."""
+
 NEARLY = 0.9
 """The share of points in the graph at which searches are as fast as with all points. A
 server leaves the last few points out."""
@@ -91,14 +95,13 @@ class Schema:
             progress("calibrating", 1, 1)
         return version
 
-    def keep_pace(
-        self, points: int, pace: float, progress: Progress | None
-    ) -> None:
-        """Wait for the graph if `pace` points were written since the last wait.
+    def keep_pace(self, points: int, progress: Progress | None) -> None:
+        """Wait for the graph if enough points were written since the last wait.
 
         points: The number of points that will be written now.
         """
-        if self._written >= pace:
+        pace = self.transport.pace or math.ceil(self.transport.count() / PARTS)
+        if self._written >= pace and self.expects_graph():
             self.transport.wait()
             self.wait_for_graph(progress)
             self._written = 0

@@ -248,7 +248,11 @@ class QdrantTransport:
     server: The version of the server, such as (1, 18).
     strict: The limits of strict mode; without any limits if it is off.
     dim: The dimension of the vectors to read; 1 until it is known.
+    pace: The number of points to write before each wait for the graph; None for a part
+        of all points.
     """
+
+    pace: float | None = None
 
     def __init__(self, client: QdrantClient, url: str, collection: str):
         self.client = client
