@@ -36,9 +36,6 @@ from hubplugin_qdrant.manifest import (
 from hubplugin_qdrant.requests import rewrite
 from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
-LOCAL_QUERIES = 32
-"""The number of calibration queries in local mode, which ranks all points in Python."""
-
 KEYED_QUERIES = 256
 """The number of calibration queries if points are sharded by keys. A tenant with one
 percent of the points gets two or three."""
@@ -74,8 +71,6 @@ class Searches:
         """Prepare searches on the vector `using` for `queries` [m, d]."""
         self._transport = transport
         self._using = using
-        if transport.is_local:
-            queries = queries[:: max(1, len(queries) // LOCAL_QUERIES)]
         keys: Sequence[Id | None] = draw_keys(
             transport.points_of_shards(), KEYED_QUERIES
         )
@@ -260,14 +255,10 @@ def _choose(
     widths: list[QdrantVersion], target: float, truth: Truth, searches: Searches
 ) -> QdrantVersion:
     """Return the first of `widths` whose recall reaches `target`, or else the last."""
-    recalls: dict[int, float] = {}
 
-    def reaches(number: int) -> bool:
+    def measure(number: int) -> float:
         found = searches.search_corrected(widths[number])
-        recalls[number] = truth.recall(found, target)
-        return recalls[number] >= target
+        return truth.recall(found, target)
 
-    first = first_that(reaches, len(widths))
-    if first not in recalls:  # `first_that` returns the last one without trying it
-        reaches(first)
-    return widths[first].replace(recall=recalls[first])
+    first = first_that(lambda number: measure(number) >= target, len(widths))
+    return widths[first].replace(recall=measure(first))
