@@ -185,9 +185,6 @@ default, a server accepts 32 MB."""
 WRITERS = 4
 """The number of concurrent writing requests, enough to keep the server busy."""
 
-QUERIES_AT_ONCE = 64
-"""The largest number of queries in one request."""
-
 BRIEF_SECONDS = 0.02
 """The time that one request with several queries should take. Searches by others wait
 for it, and the server is left to them for as long afterwards."""
@@ -522,7 +519,7 @@ class QdrantTransport:
 
         search: The method `query_batch_points` of a plain or corrected client.
         """
-        most = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
+        most = self.strict.search_max_batchsize or len(requests)
         answers: list[models.QueryResponse] = []
         size = 1
         while len(answers) < len(requests):
@@ -531,7 +528,7 @@ class QdrantTransport:
             answers += self.retry("searching", search, self.collection, chunk)
             seconds = time.monotonic() - began
             if not self.is_local:
-                time.sleep(seconds)
+                time.sleep(min(seconds, POLL_SECONDS))
             size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
         return answers
 
