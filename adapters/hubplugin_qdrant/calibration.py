@@ -239,16 +239,16 @@ def _find_truth(
     """
     search = partial(searches.search_corrected, exact=searches.exact_allowed)
     most = widest.oversampling
-    oversampling = most
+    width = widest
     if widest.storage == "payload":
-        oversampling = min(FEW_POINTS / SMALLEST_PAGE, most)
+        width = widest.replace(oversampling=min(FEW_POINTS / SMALLEST_PAGE, most))
     while True:
-        width = widest.replace(oversampling=oversampling)
         truth = Truth(partial(search, width, 2 * SMALLEST_PAGE))
-        quarter = width.replace(oversampling=oversampling / EXACT_MARGIN)
-        if oversampling == most or truth.recall(search(quarter), 1.0) == 1.0:
+        quarter = width.replace(oversampling=width.oversampling / EXACT_MARGIN)
+        if width == widest or truth.recall(search(quarter), 1.0) == 1.0:
             return width, truth
-        oversampling = min(oversampling * EXACT_MARGIN, most)
+        wider = min(width.oversampling * EXACT_MARGIN, most)
+        width = width.replace(oversampling=wider)
 
 
 def _choose(

@@ -303,13 +303,6 @@ def _sum_by_either_vector(
     )
 
 
-def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
-    """Convert a score `threshold` to the corrected similarity; None stays None."""
-    if threshold is None or metric is not Metric.EUCLIDEAN:
-        return threshold
-    return -0.5 * threshold * abs(threshold)
-
-
 Finish: TypeAlias = Callable[[Points], Points]
 """A function that turns the answer to a corrected request into the final answer."""
 
@@ -344,7 +337,9 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     else:
         candidates, length = _by_raw_score(node, prefetches, results, version)
         query = _sum_with_key(version.key, version.metric, length)
-    threshold = similarity_threshold(node.score_threshold, version.metric)
+    threshold = node.score_threshold
+    if threshold is not None and version.metric is Metric.EUCLIDEAN:
+        threshold = -0.5 * threshold * abs(threshold)
     fields = {
         "prefetch": candidates,
         "query": query,

@@ -90,17 +90,14 @@ class Schema:
         if progress is not None:
             progress("calibrating", 0, 1)
         searches = Searches(transport, self.using, queries)
-        version = calibrate(version, transport.count(), searches)
-        if progress is not None:
-            progress("calibrating", 1, 1)
-        return version
+        return calibrate(version, transport.count(), searches)
 
     def keep_pace(self, points: int, progress: Progress | None) -> None:
         """Wait for the graph if enough points were written since the last wait.
 
         points: The number of points that will be written now.
         """
-        pace = self.transport.pace or math.ceil(self.transport.count() / PARTS)
+        pace = self.transport.pace or self.transport.count() / PARTS
         if self._written >= pace and self.expects_graph():
             self.transport.wait()
             self.wait_for_graph(progress)

@@ -123,9 +123,7 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))
     columns = ("vectors", "payload", "ids")
-    others = {
-        name: value for name, value in arguments.items() if name not in columns
-    }
+    others = {name: value for name, value in arguments.items() if name not in columns}
     points = plain_client.points_of_columns(cache.raw, arguments)
     yield from upload_points(cache, others | {"points": points})
 
