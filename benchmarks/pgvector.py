@@ -128,14 +128,21 @@ def build(
             f"raw index before the correction {megabytes(connection, 'pg_relation_size', 'hub_raw')}",
             flush=True,
         )
+    store = hubplugin.open_store(f"{url}&table=hub_benchmark&metric=cosine")
+    logged = wal_position(connection)
     started = time.perf_counter()
-    hubplugin.apply(
-        hubplugin.open_store(f"{url}&table=hub_benchmark&metric=cosine"), model
-    )
+    hubplugin.apply(store, model)
     print(
-        f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s",
+        f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s, "
+        f"{(wal_position(connection) - logged) / 2**20:.1f} MB of WAL",
         flush=True,
     )
+    if not raw_last:
+        print(
+            f"raw index behind the correction {megabytes(connection, 'pg_relation_size', 'hub_raw')}, "
+            f"table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}",
+            flush=True,
+        )
     if raw_last:
         raw_index()
     connection.execute("VACUUM ANALYZE hub_benchmark")
@@ -156,6 +163,15 @@ def sizes(connection: psycopg.Connection, url: str) -> None:
         f"corrected index {megabytes(connection, 'pg_relation_size', index)}",
         flush=True,
     )
+
+
+def wal_position(connection: psycopg.Connection) -> int:
+    """How many bytes of WAL the server has written since its beginning."""
+    row = connection.execute(
+        "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::int8"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:

@@ -4,7 +4,8 @@ A thread searches a collection of its own, raw and by a plain client, twenty tim
 second, and asks once a second how much of it is indexed. Meanwhile another process
 applies a correction, fits it anew and rolls it back. Each task of a job, as progress
 names it, gets a line: how long it took, what a search took then, and the least share that
-was indexed. `--seconds FILE` writes median and 95th percentile of each second.
+was indexed. `--seconds FILE` writes median and 95th percentile of each second, which
+`python -m benchmarks.live_picture` draws.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -89,11 +90,16 @@ class Load(threading.Thread):
     """Plain searches, one after the other: `took` has when each began, and its ms.
 
     indexed: Moments, and the vectors that were indexed by then.
+    tasks: Moments, and the task that began then.
     """
 
-    def __init__(self, client: QdrantClient):
+    def __init__(
+        self, search: Callable[[list[float]], object], count_indexed: Callable[[], int]
+    ):
         super().__init__(daemon=True)
-        self._client = client
+        self.tasks: list[tuple[float, str]] = []
+        self._search = search
+        self._count_indexed = count_indexed
         self._ended = threading.Event()
         self.took: list[tuple[float, float]] = []
         self.indexed: list[tuple[float, int]] = []
@@ -104,11 +110,10 @@ class Load(threading.Thread):
         while not self._ended.is_set():
             query = queries[len(self.took) % len(queries)]
             began = time.time()
-            self._client.query_points(COLLECTION, query, "text", limit=10)
+            self._search(query)
             self.took.append((began, 1000 * (time.time() - began)))
             if len(self.took) % 20 == 0:
-                count = self._client.get_collection(COLLECTION).indexed_vectors_count
-                self.indexed.append((time.time(), count or 0))
+                self.indexed.append((time.time(), self._count_indexed()))
             due = max(due + EVERY, time.time())
             time.sleep(max(0.0, due - time.time()))
 
@@ -118,6 +123,9 @@ class Load(threading.Thread):
 
     def between(self, first: float, last: float) -> np.ndarray:
         return np.array([ms for began, ms in self.took if first <= began < last])
+
+
+HEAD = f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}{'least indexed':>15}"
 
 
 def print_task(load: Load, name: str, first: float, last: float) -> None:
@@ -135,7 +143,8 @@ def print_task(load: Load, name: str, first: float, last: float) -> None:
     print(f"{line}{least:>15,}", flush=True)
 
 
-def run_job(load: Load, client: QdrantClient, url: str, job: str, bank: str) -> None:
+def run_job(load: Load, url: str, job: str, bank: str) -> float:
+    """Run a job in a process of its own, print its tasks, and return when it ended."""
     command = [sys.executable, "-c", JOB, url, job, bank]
     began = time.time()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -146,13 +155,12 @@ def run_job(load: Load, client: QdrantClient, url: str, job: str, bank: str) -> 
     ended = time.time()
     moments = [(float(at), task.strip()) for at, task in lines]
     moments = [(began, "start"), *moments, (ended, "")]
+    load.tasks += [(at, f"{job}: {task}") for at, task in moments if task]
+    load.tasks.append((ended, ""))
     for (first, task), (last, _) in itertools.pairwise(moments):
         print_task(load, f"{job}: {task}", first, last)
     print_task(load, f"{job}: all", began, ended)
-    indexed = client.get_collection(COLLECTION).indexed_vectors_count
-    print(f"{job} left {indexed:,} vectors indexed", flush=True)
-    wait_until_green(client)
-    print_task(load, f"{job}: until green", ended, time.time())
+    return ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -174,31 +182,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if not given.keep:
         fill(client, given.points, given.prevent_unoptimized)
-    load = Load(client)
+    load = Load(
+        lambda query: client.query_points(COLLECTION, query, "text", limit=10),
+        lambda: client.get_collection(COLLECTION).indexed_vectors_count or 0,
+    )
     load.start()
     time.sleep(15)
     began = load.took[0][0]
-    print(
-        f"{'':<34}{'seconds':>8}{'p50 ms':>9}{'p95 ms':>9}{'worst s p50':>12}{'least indexed':>15}"
-    )
+    print(HEAD)
     print_task(load, "quiet", began + 5, time.time())
     url = f"qdrant://{given.url}/{COLLECTION}?using=text&storage={given.storage}"
     with tempfile.TemporaryDirectory() as folder:
         for number, job in enumerate(given.jobs):
             bank = f"{folder}/{number}.npy"
             np.save(bank, draw(1000, 10 + number))
-            run_job(load, client, url + given.options, job, bank)
+            ended = run_job(load, url + given.options, job, bank)
+            indexed = client.get_collection(COLLECTION).indexed_vectors_count
+            print(f"{job} left {indexed:,} vectors indexed", flush=True)
+            wait_until_green(client)
+            print_task(load, f"{job}: until green", ended, time.time())
     load.end()
     if given.seconds:
-        with open(given.seconds, "w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["second", "searches", "p50", "p95"])
-            last = load.took[-1][0]
-            for at in np.arange(began, last):
-                ms = load.between(at, at + 1)
-                if len(ms):
-                    high = np.quantile(ms, [0.5, 0.95]).round(1)
-                    rows.writerow([round(at - began), len(ms), *high])
+        write_seconds(load, began, given.seconds)
+
+
+def write_seconds(load: Load, began: float, file: str) -> None:
+    """Write a row for each second: what searches took, and the task that went on."""
+    with open(file, "w", newline="") as opened:
+        rows = csv.writer(opened)
+        rows.writerow(["second", "searches", "p50", "p95", "task"])
+        for at in np.arange(began, load.took[-1][0]):
+            ms = load.between(at, at + 1)
+            tasks = [task for since, task in load.tasks if since <= at]
+            quantiles = ["", ""]
+            if len(ms):
+                quantiles = np.quantile(ms, [0.5, 0.95]).round(1).tolist()
+            task = tasks[-1] if tasks else ""
+            rows.writerow([round(at - began), len(ms), *quantiles, task])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,6 @@ from hubplugin_qdrant.manifest import (
 from hubplugin_qdrant.requests import rewrite
 from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
-LOCAL_QUERIES = 32
-"""The number of calibration queries in local mode, which ranks all points in Python."""
-
 KEYED_QUERIES = 256
 """The number of calibration queries if points are sharded by keys. A tenant with one
 percent of the points gets two or three."""
@@ -50,8 +48,8 @@ FEW_POINTS = SMALLEST_PAGE * MANY_CANDIDATES
 """With at most this many points, all points become candidates at a negligible cost."""
 
 EXACT_MARGIN = 4.0
-"""The safety factor for the candidates of exact searches. It multiplies the number of
-candidates with which every calibration query found all expected results. Of 800 queries
+"""The safety factor for the candidates of exact searches, above the number with which
+every calibration query finds all expected results. Of 800 queries
 unknown to five fits, 2 to 11 needed more candidates than the calibration queries, up to
 5 needed twice as many, and none needed four times as many."""
 
@@ -73,8 +71,6 @@ class Searches:
         """Prepare searches on the vector `using` for `queries` [m, d]."""
         self._transport = transport
         self._using = using
-        if transport.is_local:
-            queries = queries[:: max(1, len(queries) // LOCAL_QUERIES)]
         keys: Sequence[Id | None] = draw_keys(
             transport.points_of_shards(), KEYED_QUERIES
         )
@@ -86,10 +82,12 @@ class Searches:
         self.largest_ef = min(LARGEST_EF, strict.search_max_hnsw_ef or LARGEST_EF)
         self._limit = strict.max_query_limit or MOST_CANDIDATES
 
-    def search_raw(self, limit: int, exact: bool) -> Hits:
+    def search_raw(self, limit: int = SMALLEST_PAGE, exact: bool = False) -> Hits:
         return self._search(QdrantManifest(), limit, exact)
 
-    def search_corrected(self, version: QdrantVersion, limit: int, exact: bool) -> Hits:
+    def search_corrected(
+        self, version: QdrantVersion, limit: int = SMALLEST_PAGE, exact: bool = False
+    ) -> Hits:
         codes = not self._transport.is_local
         version = version.replace(everywhere=version.storage == "vector", codes=codes)
         manifest = QdrantManifest(active={version.vector: version})
@@ -138,8 +136,7 @@ class Truth:
 
     Other clients may change them during the calibration by writing to the collection.
 
-    read: A function that searches for the results. It takes as long as the widest
-        search.
+    read: A function that searches for the results.
     moves: True until a second read returns the same results.
     """
 
@@ -204,65 +201,64 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
         required recall. If none does, the largest value tried is chosen.
     """
     exact = searches.exact_allowed
+    version = version.replace(exact_oversampling=None)
     limit = version.max_candidates or MOST_CANDIDATES
     most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
     if version.storage == "vector":
-        widths = _by_hnsw_ef(version, searches.largest_ef)
+        wider = ratios(searches.largest_ef / DEFAULT_EF)[1:]
+        every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider)]
+        widths = [version.replace(hnsw_ef=ef) for ef in every_ef]
     else:
-        widths = _by_oversampling(version, most)
+        every = ratios(most / SMALLEST_PAGE)
+        widths = [version.replace(oversampling=ratio) for ratio in every]
         if points <= min(FEW_POINTS, limit):
             return widths[-1]
-    # The truth has two pages of results, but no more than `most` candidates.
-    widest_ef = None if exact else searches.largest_ef
-    widest = widths[-1].replace(max_candidates=most, hnsw_ef=widest_ef)
-    raw_truth = Truth(lambda: searches.search_raw(2 * SMALLEST_PAGE, exact))
-    raw_recall = raw_truth.recall(searches.search_raw(SMALLEST_PAGE, False), 1.0)
+    search_raw = partial(searches.search_raw, 2 * SMALLEST_PAGE, exact)
+    raw_recall = Truth(search_raw).recall(searches.search_raw(), 1.0)
     target = version.agreement * raw_recall
-    truth = Truth(lambda: searches.search_corrected(widest, 2 * SMALLEST_PAGE, exact))
+    widest, truth = _find_truth(widths[-1], searches)
     chosen = _choose(widths, target, truth, searches)
     if not truth.moves and truth.read_again():
         # Another client began to write after the truth was last read.
         chosen = _choose(widths, target, truth, searches)
-    return chosen.replace(raw_recall=raw_recall) if exact else chosen
+    if exact:
+        chosen = chosen.replace(raw_recall=raw_recall)
+        if version.storage == "payload":
+            chosen = chosen.replace(exact_oversampling=widest.oversampling)
+    return chosen
 
 
-def _by_hnsw_ef(version: QdrantVersion, largest: int) -> list[QdrantVersion]:
-    """Return `version` with each hnsw_ef to try: the default, then up to `largest`."""
-    wider = [round(DEFAULT_EF * ratio) for ratio in ratios(largest / DEFAULT_EF)[1:]]
-    return [version.replace(hnsw_ef=ef) for ef in (None, *wider)]
+def _find_truth(
+    widest: QdrantVersion, searches: Searches
+) -> tuple[QdrantVersion, Truth]:
+    """Return a width that finds every corrected result, and what it finds.
 
-
-def _by_oversampling(version: QdrantVersion, most: int) -> list[QdrantVersion]:
-    """Return `version` with each oversampling to try, up to `most` candidates."""
-    every = ratios(most / SMALLEST_PAGE)
-    return [version.replace(oversampling=ratio) for ratio in every]
+    With offsets in payloads, the number of candidates is raised until a quarter of them
+    contain the results. An exact search with as many as `widest` has would occupy a
+    server for a long time.
+    """
+    search = partial(searches.search_corrected, exact=searches.exact_allowed)
+    most = widest.oversampling
+    width = widest
+    if widest.storage == "payload":
+        width = widest.replace(oversampling=min(FEW_POINTS / SMALLEST_PAGE, most))
+    while True:
+        truth = Truth(partial(search, width, 2 * SMALLEST_PAGE))
+        quarter = width.replace(oversampling=width.oversampling / EXACT_MARGIN)
+        if width == widest or truth.recall(search(quarter), 1.0) == 1.0:
+            return width, truth
+        wider = min(width.oversampling * EXACT_MARGIN, most)
+        width = width.replace(oversampling=wider)
 
 
 def _choose(
     widths: list[QdrantVersion], target: float, truth: Truth, searches: Searches
 ) -> QdrantVersion:
-    """Return the first of `widths` whose recall reaches `target`, or else the last.
+    """Return the first of `widths` whose recall reaches `target`, or else the last."""
 
-    With offsets in payloads, also set the number of candidates for exact searches.
-    """
-    recalls: dict[int, float] = {}
+    def measure(number: int) -> float:
+        found = searches.search_corrected(widths[number])
+        return truth.recall(found, target)
 
-    def reaches(number: int) -> bool:
-        found = searches.search_corrected(widths[number], SMALLEST_PAGE, False)
-        recalls[number] = truth.recall(found, target)
-        return recalls[number] >= target
-
-    first = first_that(reaches, len(widths))
-    if first not in recalls:  # `first_that` returns the last one without trying it
-        reaches(first)
-    chosen = widths[first].replace(recall=recalls[first])
-    if chosen.storage == "vector" or not searches.exact_allowed:
-        return chosen
-    wider = widths[first:]
-
-    def finds_all(number: int) -> bool:
-        found = searches.search_corrected(wider[number], SMALLEST_PAGE, True)
-        return truth.recall(found, 1.0) == 1.0
-
-    complete = wider[first_that(finds_all, len(wider))]
-    return chosen.replace(exact_oversampling=EXACT_MARGIN * complete.oversampling)
+    first = first_that(lambda number: measure(number) >= target, len(widths))
+    return widths[first].replace(recall=measure(first))

@@ -34,27 +34,35 @@ Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
 Clicked: TypeAlias = "VectorLike | models.Document | str"
 """The query of a click: a vector, a document, or the id of the query."""
 
+SEARCHES = (
+    "query_points",
+    "query_batch_points",
+    "query_points_groups",
+    "retrieve",
+    "scroll",
+    "get_collection",
+)
+
+WRITES = (
+    "upsert",
+    "upload_points",
+    "upload_collection",
+    "update_vectors",
+    "delete_vectors",
+    "set_payload",
+    "overwrite_payload",
+    "clear_payload",
+    "batch_update_points",
+    "delete_vector_name",
+    "create_collection",
+    "recreate_collection",
+    "delete_collection",
+    "update_collection_aliases",
+)
+
 CORRECTED: dict[str, OfClient] = {
-    "query_points": searches.query_points,
-    "query_batch_points": searches.query_batch_points,
-    "query_points_groups": searches.query_points_groups,
-    "retrieve": searches.retrieve,
-    "scroll": searches.scroll,
-    "get_collection": searches.get_collection,
-    "upsert": writes.upsert,
-    "upload_points": writes.upload_points,
-    "upload_collection": writes.upload_collection,
-    "update_vectors": writes.update_vectors,
-    "delete_vectors": writes.delete_vectors,
-    "set_payload": writes.set_payload,
-    "overwrite_payload": writes.overwrite_payload,
-    "clear_payload": writes.clear_payload,
-    "batch_update_points": writes.batch_update_points,
-    "delete_vector_name": writes.delete_vector_name,
-    "create_collection": writes.create_collection,
-    "recreate_collection": writes.recreate_collection,
-    "delete_collection": writes.delete_collection,
-    "update_collection_aliases": writes.update_collection_aliases,
+    **{name: getattr(searches, name) for name in SEARCHES},
+    **{name: getattr(writes, name) for name in WRITES},
 }
 """The methods that a corrected client replaces."""
 

@@ -52,10 +52,10 @@ def real_name(raw: Any, name: str) -> Operation[str]:
     """
     none = models.CollectionsAliasesResponse(aliases=[])
     answer = yield from _answer(Call(raw.get_aliases), none, Fault.FORBIDDEN)
-    names: dict[str, str] = {
-        alias.alias_name: alias.collection_name for alias in answer.aliases
-    }
-    return names.get(name, name)
+    for alias in answer.aliases:
+        if alias.alias_name == name:
+            return str(alias.collection_name)
+    return name
 
 
 def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:

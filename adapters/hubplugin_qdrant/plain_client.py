@@ -6,9 +6,9 @@ may change in any release.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
@@ -16,6 +16,7 @@ import numpy as np
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
+from qdrant_client.uploader.uploader import BaseUploader
 
 PointId: TypeAlias = models.ExtendedPointId
 
@@ -101,13 +102,26 @@ def ids_of(points: Any) -> list[PointId]:
 ID_TYPES = (int, str, UUID)
 
 
-def listen(ids: Iterable[Any] | None, heard: list[PointId]) -> Iterator[Any]:
-    """Yield `ids`, or new ids forever if it is None, and append each to `heard`."""
-    if ids is None:
-        ids = (str(uuid4()) for _ in itertools.count())
-    for key in ids:
-        heard += ids_of([key])
-        yield key
+def points_of_columns(
+    client: QdrantClient | AsyncQdrantClient, arguments: Arguments
+) -> Iterator[models.PointStruct]:
+    """Yield the points that `upload_collection` makes of its `arguments`.
+
+    A clone of `client` checks the arguments and embeds documents. In place of the
+    connection, it has functions that return their arguments.
+    """
+    clone = clone_client(client, type(client))
+    clone._client = SimpleNamespace(upload_collection=dict, close=dict)
+    columns: Any = clone.upload_collection(**arguments)
+    rows = BaseUploader.iterate_batches(
+        columns["vectors"], columns["payload"], columns["ids"], batch_size=1
+    )
+    for ids, (vector,), payloads in rows:
+        if isinstance(vector, np.ndarray):
+            vector = vector.tolist()
+        (key,) = ids or [str(uuid4())]
+        (payload,) = payloads or [None]
+        yield models.PointStruct(id=key, vector=vector or {}, payload=payload)
 
 
 def bodies_of(operations: Any) -> list[Any]:

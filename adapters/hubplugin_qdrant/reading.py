@@ -14,6 +14,7 @@ from qdrant_client import models
 from hubplugin.metric import Metric
 from hubplugin.model import Value
 from hubplugin.store import Batch, Id
+from hubplugin.vectors import Progress
 from hubplugin_qdrant.manifest import (
     KEY,
     Payload,
@@ -64,12 +65,13 @@ class PointReader:
         for records in self.schema.transport.pages(vectors, payload, between):
             yield from self.batches(records)
 
-    def delete_left_over(self) -> None:
+    def delete_left_over(self, progress: Progress | None) -> None:
         """Start to delete the offsets in `left_over`."""
         transport = self.schema.transport
         for (shard_key, keys), points in self.left_over.items():
             change = functools.partial(delete_keys, keys, shard_key)
             for part in chunks(points, transport.page_size):
+                self.schema.keep_pace(len(part), progress)
                 transport.send(part, change, shard_key)
 
     def batches(self, records: list[models.Record]) -> list[Batch]:

@@ -23,8 +23,9 @@ other query, such as a recommendation, stays raw.
 
 Nearest queries are corrected at every depth of the tree, so that a fusion, a user's
 formula or a re-scoring above them gets corrected candidates and scores. A formula ranks
-in descending order. So under Euclidean distance, it returns the similarity S = offset -
-distance^2 / 2, which is turned back into distances in the answer.
+in descending order. So under Euclidean distance, it returns the similarity offset -
+distance^2 / 2, which is turned back into a distance in the answer, but not in a
+prefetch.
 """
 
 from __future__ import annotations
@@ -302,13 +303,6 @@ def _sum_by_either_vector(
     )
 
 
-def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
-    """Convert a score `threshold` to the corrected similarity; None stays None."""
-    if threshold is None or metric is not Metric.EUCLIDEAN:
-        return threshold
-    return -0.5 * threshold * abs(threshold)
-
-
 Finish: TypeAlias = Callable[[Points], Points]
 """A function that turns the answer to a corrected request into the final answer."""
 
@@ -325,14 +319,11 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     Returns:
         The corrected request or prefetch, and the function that finishes its answer.
     """
-    children = prefetches_of(node)
-    prefetches = [rewrite(child, manifest)[0] for child in children]
+    prefetches = [rewrite(child, manifest)[0] for child in prefetches_of(node)]
     version = version_for(node.query, node.using, manifest)
     fields: dict[str, Any]
     if version is None:
-        query = _over_distances(node.query, children, manifest)
-        fields = {"prefetch": prefetches or None, "query": query}
-        return node.model_copy(update=fields), as_found
+        return node.model_copy(update={"prefetch": prefetches or None}), as_found
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         fields = _augment(node, prefetches, version)
         return node.model_copy(update=fields), as_found
@@ -346,7 +337,9 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     else:
         candidates, length = _by_raw_score(node, prefetches, results, version)
         query = _sum_with_key(version.key, version.metric, length)
-    threshold = similarity_threshold(node.score_threshold, version.metric)
+    threshold = node.score_threshold
+    if threshold is not None and version.metric is Metric.EUCLIDEAN:
+        threshold = -0.5 * threshold * abs(threshold)
     fields = {
         "prefetch": candidates,
         "query": query,
@@ -405,8 +398,7 @@ def _by_raw_score(
     limit = version.candidates(results, exact)
     if prefetches:
         limit = _over_all(prefetches, limit, version)
-    # Local mode up to 1.19.0 does not accept a bare id in a prefetch.
-    query = node.query if isinstance(node.query, list) else resolve(node.query)
+    query = node.query
     length = 1.0
     if version.mapped:
         asked = nearest(query)
@@ -439,35 +431,32 @@ def _over_all(
 def _by_augmented_vector(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> list[models.Prefetch]:
-    """Return a prefetch by the augmented vector, and one for points without it.
+    """Return a search by the augmented vector, and one by the raw vector.
 
-    The second is by the raw vector. It is omitted if every point has the augmented one.
-
-    In a re-scoring of `prefetches`, both queries list all points that these return.
-    There, a filter for points without the augmented vector would also change the
-    results of `prefetches`.
+    The second finds the points that have no augmented vector. It is omitted if every
+    point has one.
     """
-    limit = results
-    if prefetches and not version.everywhere:
-        limit = _over_all(prefetches, results, version)
     augmented = models.Prefetch.model_construct(
-        filter=node.filter, limit=limit, **_augment(node, prefetches, version)
+        filter=node.filter, limit=results, **_augment(node, prefetches, version)
     )
     if version.everywhere:
         return [augmented]
-    condition = node.filter
-    if not prefetches:
-        is_augmented = has_vector(version.augmented_vector)
-        condition = models.Filter(must=node.filter, must_not=is_augmented)
-    plain = models.Prefetch.model_construct(
+    raw = models.Prefetch.model_construct(
         query=node.query,
         using=node.using,
-        filter=condition,
+        filter=node.filter,
         prefetch=prefetches or None,
         params=node.params,
-        limit=limit,
+        limit=results,
     )
-    return [augmented, plain]
+    if prefetches:
+        # A filter would also apply to the prefetches and change what they return. So
+        # both searches re-score all of that, and the formula picks one score a point.
+        raw.limit = augmented.limit = _over_all(prefetches, results, version)
+    else:
+        is_augmented = has_vector(version.augmented_vector)
+        raw.filter = models.Filter(must=node.filter, must_not=is_augmented)
+    return [augmented, raw]
 
 
 _SEARCH_PARAMS = models.SearchParams()
@@ -501,42 +490,6 @@ def _augment(
         "params": params,
     }
 
-
-def _over_distances(
-    query: object, children: list[models.Prefetch], manifest: QdrantManifest
-) -> Any:
-    """Return `query`, adapted to its corrected `children` if it is a user's formula.
-
-    Under Euclidean distance, a corrected prefetch returns similarities. The formula
-    expects distances, so each score in it is replaced by `DISTANCE` of the score.
-    """
-    if not isinstance(query, models.FormulaQuery):
-        return query
-    names: set[str] = set()
-    for number, child in enumerate(children):
-        version = version_for(child.query, child.using, manifest)
-        if version is not None and version.metric is Metric.EUCLIDEAN:
-            names.add(f"$score[{number}]")
-    if not names:
-        return query
-    if "$score[0]" in names:
-        names.add("$score")
-    defaults = dict(query.defaults or {})
-    text = query.model_dump_json(include={"formula"}, exclude_none=True, by_alias=True)
-    for name in names:
-        text = text.replace(f'"{name}"', DISTANCE.replace("S", f'"{name}"'))
-        if name in defaults:
-            defaults[name] = similarity_threshold(defaults[name], Metric.EUCLIDEAN)
-    formula = models.FormulaQuery.model_validate_json(text).formula
-    return models.FormulaQuery.model_construct(formula=formula, defaults=defaults)
-
-
-DISTANCE = (
-    '{"div": {"left": {"mult": [-2.0, S]}, "by_zero_default": 0.0, '
-    '"right": {"sqrt": {"abs": {"mult": [-2.0, S]}}}}}'
-)
-"""The expression for the distance of a similarity S: x / sqrt(|x|) with x = -2 S. This
-equals sqrt(x), or -sqrt(-x) if x is negative."""
 
 UNIT = 1e-6
 """The deviation from length 1 that rounding to float32 may cause. A vector within it is

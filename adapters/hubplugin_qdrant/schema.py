@@ -46,6 +46,10 @@ DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
+PARTS = 10
+"""The number of parts in which a collection is written by default. While one part is
+written, searches still use the graph of the others."""
+
 NEARLY = 0.9
 """The share of points in the graph at which searches are as fast as with all points. A
 server leaves the last few points out."""
@@ -73,6 +77,7 @@ class Schema:
         self.parameters = parameters
         self.metric = METRICS[parameters.distance]
         self.dim = parameters.size
+        self._written = 0
 
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
@@ -85,10 +90,19 @@ class Schema:
         if progress is not None:
             progress("calibrating", 0, 1)
         searches = Searches(transport, self.using, queries)
-        version = calibrate(version, transport.count(), searches)
-        if progress is not None:
-            progress("calibrating", 1, 1)
-        return version
+        return calibrate(version, transport.count(), searches)
+
+    def keep_pace(self, points: int, progress: Progress | None) -> None:
+        """Wait for the graph if enough points were written since the last wait.
+
+        points: The number of points that will be written now.
+        """
+        pace = self.transport.pace or self.transport.count() / PARTS
+        if self._written >= pace and self.expects_graph():
+            self.transport.wait()
+            self.wait_for_graph(progress)
+            self._written = 0
+        self._written += points
 
     def wait_for_graph(self, progress: Progress | None) -> None:
         """Wait until all points are in the graph again: writes remove them from it."""

@@ -263,8 +263,8 @@ def explain(
     ]
     if "QDRANT_API_KEY" in os.environ:
         lines.insert(2, '  -H "api-key: $QDRANT_API_KEY"')
-    request_as_json = {"method": "POST", "path": path, "body": json.loads(fields)}
-    return Explanation(" \\\n".join(lines), request_as_json)
+    as_json = {"method": "POST", "path": path, "body": json.loads(fields)}
+    return Explanation(" \\\n".join(lines), as_json)
 
 
 def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:

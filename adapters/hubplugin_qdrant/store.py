@@ -60,10 +60,6 @@ from hubplugin_qdrant.transport import (
     plain_id,
 )
 
-PARTS = 10
-"""The number of parts in which a collection is written. While one part is written,
-searches still use the graph of the others."""
-
 VECTORS_AT_ONCE = 500
 """The number of vectors in a writing request. A server stores one small request while it
 reads the next. It took 6,100 vectors of 384 dimensions per second in requests of 500,
@@ -109,12 +105,13 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if pace not in (None, "all") and not (str(pace).isdecimal() and int(pace)):
             raise InputError(f"pace={pace!r}: expected a number of points, or 'all'")
         self._agreement = agreement
-        self._pace = pace
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         self._seen: QdrantManifest | None = None
         self._corrected: HubQdrantClient | None = None  # set for the time of a job
         self.transport = QdrantTransport(self.client, self.url, collection)
+        if pace is not None:
+            self.transport.pace = math.inf if pace == "all" else int(pace)
         self.collection = self._run("opening", metadata.real_name, collection)
         self.ours = m.metadata_collection(self.collection)
         self.transport.open(self.collection)
@@ -265,8 +262,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 done = min(done + transport.page_size, total)
                 if progress is not None:
                     progress("removing offsets", done, total)
-            reader.delete_left_over()
+            reader.delete_left_over(progress)
             transport.wait()
+            reader.schema.wait_for_graph(progress)
         finally:
             transport.give_up()
 
@@ -325,14 +323,6 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             version = version.with_map(self.model(version))
         reader = PointReader(self.schema(self.storage), manifest, version, field)
         return reader.read(between)
-
-    def pace(self) -> float:
-        """Return the number of points to write before each wait for the graph."""
-        if self._pace == "all" or not self.schema(self.storage).expects_graph():
-            return math.inf
-        if self._pace:
-            return int(self._pace)
-        return math.ceil(self.count() / PARTS)
 
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Divide the ids into ranges with equal numbers of points.
@@ -583,8 +573,6 @@ class QdrantWriting(Writing):
         later = self._later(before)
         keys = m.payload_keys(before.everything) - m.payload_keys(later.everything)
         self._dropped = sorted(keys)
-        self._pace = store.pace()
-        self._sent = 0
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
 
@@ -607,11 +595,7 @@ class QdrantWriting(Writing):
         raises the errors of these writes. `scan` and `activate` wait for them.
         """
         self._unless_overtaken(self.store.require_owner)
-        if self._sent >= self._pace:
-            self._transport.wait()
-            self._schema.wait_for_graph(self._progress)
-            self._sent = 0
-        self._sent += len(batch.ids)
+        self._schema.keep_pace(len(batch.ids), self._progress)
         shard_key = batch.place
         stored = values_of(self.version, batch.vectors, offsets)
         values = dict(zip(batch.ids, stored, strict=True))
@@ -630,7 +614,7 @@ class QdrantWriting(Writing):
     def wait(self) -> None:
         self._transport.wait()
         if self._reader is not None:
-            self._reader.delete_left_over()
+            self._reader.delete_left_over(self._progress)
         self._transport.wait()
 
     def share(self) -> Share:

@@ -185,8 +185,9 @@ default, a server accepts 32 MB."""
 WRITERS = 4
 """The number of concurrent writing requests, enough to keep the server busy."""
 
-QUERIES_AT_ONCE = 64
-"""The largest number of queries in one request."""
+BRIEF_SECONDS = 0.02
+"""The time that one request with several queries should take. Searches by others wait
+for it, and the server is left to them for as long afterwards."""
 
 RETRY_SECONDS = 60.0
 """How long a request is repeated while the server does not answer, for example during a
@@ -244,7 +245,11 @@ class QdrantTransport:
     server: The version of the server, such as (1, 18).
     strict: The limits of strict mode; without any limits if it is off.
     dim: The dimension of the vectors to read; 1 until it is known.
+    pace: The number of points to write before each wait for the graph; None for a part
+        of all points.
     """
+
+    pace: float | None = None
 
     def __init__(self, client: QdrantClient, url: str, collection: str):
         self.client = client
@@ -510,12 +515,21 @@ class QdrantTransport:
     ) -> list[models.QueryResponse]:
         """Return the answers to `requests`, sent in batches that the server accepts.
 
+        The batches are brief, with a pause after each, for the searches of others.
+
         search: The method `query_batch_points` of a plain or corrected client.
         """
-        size = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
+        most = self.strict.search_max_batchsize or len(requests)
         answers: list[models.QueryResponse] = []
-        for chunk in chunks(requests, size):
+        size = 1
+        while len(answers) < len(requests):
+            chunk = requests[len(answers) : len(answers) + size]
+            began = time.monotonic()
             answers += self.retry("searching", search, self.collection, chunk)
+            seconds = time.monotonic() - began
+            if not self.is_local:
+                time.sleep(min(seconds, POLL_SECONDS))
+            size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
         return answers
 
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:

@@ -119,37 +119,13 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation[Any
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Upload by the plain client, then write the offsets of the uploaded points.
-
-    A wrapper around the ids notes which of them the plain client has read.
-    """
-    name = arguments["collection_name"]
-    cached = yield from cache.lookup(name)
+    cached = yield from cache.lookup(arguments["collection_name"])
     if cached.manifest is None:
         return (yield Call(cache.raw.upload_collection, **arguments))
-    payload = arguments.get("payload")
-    for row in payload if isinstance(payload, Sequence) else ():
-        offsets.require_free(row, cached.offset_key)
-    heard: list[PointId] = []
-    ids = plain_client.listen(arguments.get("ids"), heard)
-    touched = [(heard, arguments.get("shard_key_selector"))]
-
-    def write_offsets(
-        cache: CorrectionCache, cached: CachedManifest, flush: Arguments
-    ) -> Operation[Any]:
-        plain = Call(cache.raw.delete, **flush)
-        return (yield from _then(cache, cached, plain, touched, touched))
-
-    # Deleting nothing waits for the upload. Only this step is repeated on a change.
-    finish = corrected(write_offsets, "delete")
-    flush = {"collection_name": name, "points_selector": nothing()}
-    try:
-        yield Call(cache.raw.upload_collection, **arguments | {"ids": ids})
-    except Exception:
-        with suppress(Exception):
-            yield from finish(cache, flush)
-        raise
-    yield from finish(cache, flush)
+    columns = ("vectors", "payload", "ids")
+    others = {name: value for name, value in arguments.items() if name not in columns}
+    points = plain_client.points_of_columns(cache.raw, arguments)
+    yield from upload_points(cache, others | {"points": points})
 
 
 def _change(name: str, selector: str = "points") -> OfClient:

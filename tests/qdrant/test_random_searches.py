@@ -201,7 +201,10 @@ class World:
                     shares[key] = shares.get(key, 0.0) + 1 / (2 + rank)
             return best_first(shares.items())
         if isinstance(query, models.FormulaQuery):
-            return best_first((key, 3 * score + 1) for key, score in children[0])
+            scores = children[0]
+            if self.distance is EUCLID and node.prefetch[0].using == "image":
+                scores = [(key, -score * abs(score) / 2) for key, score in scores]
+            return best_first((key, 3 * score + 1) for key, score in scores)
         pool = set(self.points)
         if children:
             pool = {key for child in children for key, _ in child}
