@@ -9,7 +9,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, metadata
 from tests.qdrant.conftest import (
     DIM,
     DOCUMENT,
@@ -64,7 +64,13 @@ def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
         assert_found_everywhere(client, place | {"query": query}, expected)
     others = photos.best(vector, 5, [each for each in reds if each != row])
     there = {"query": 1000 + row, "lookup_from": elsewhere}
-    for asked, points in (({"query": row}, others), (there, expected)):
+    itself = models.LookupLocation(collection="photos", vector=photos.using)
+    here = {"query": row, "lookup_from": itself}
+    for asked, points in (
+        ({"query": row}, others),
+        (here, others),
+        (there, expected),
+    ):
         asked = place | asked
         if photos.storage == "payload":
             assert_found_everywhere(client, asked, points)
@@ -194,21 +200,31 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(
     assert isinstance(sent[0]["query"], models.FormulaQuery)
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_a_collection_that_was_made_anew_past_the_wrapper_is_raw_until_a_refresh(
-    awaited,
+@IN_BOTH
+def test_a_collection_that_has_lost_its_offsets_is_raw_with_one_warning_until_a_refresh(
+    storage, monkeypatch
 ):
-    photos = Photos("image", DOT, "vector", awaited)
+    """Made anew past the wrapper, or restored from a snapshot of before.
+
+    Each search looks again.
+    """
+    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
+    photos = Photos("image", DOT, storage)
     photos.corrected()
-    photos.plain.delete_collection("photos")
-    photos.__post_init__()
+    if storage == "vector":
+        says = "'photos' has lost its augmented vector; it is raw here: run refresh"
+        photos.plain.delete_collection("photos")
+        photos.__post_init__()
+    else:
+        says = "no point of 'photos' has an offset of version 1.*run refresh"
+        photos.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
     client, query = photos.wrapped(), photos.queries[0]
-    says = "'photos' has lost its augmented vector; it is raw here: run refresh"
-    with pytest.warns(UserWarning, match=says):
-        found = photos.search(client, query)
-    assert found == photos.search(photos.plain, query)
+    with pytest.warns(UserWarning, match=says) as warned:
+        found = [photos.found(client, query) for _ in range(2)]
+    assert len(warned) == 1
+    assert found == [photos.found(photos.plain, query)] * 2
     client.upsert("photos", [photos.point(0, photos.gallery[0])])
-    assert not photos.stored(0)
+    assert bool(photos.stored(0)) == (storage == "payload")
     attention = hubplugin.inspect(photos.store(), queries=0).attention
     assert any("run refresh" in line for line in attention)
     hubplugin.refresh(photos.store())

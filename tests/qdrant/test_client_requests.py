@@ -205,18 +205,6 @@ def test_where_and_how_to_ask_is_said_as_it_was(wire, client):
     assert "filter" not in body
 
 
-@IN_VECTORS
-def test_the_point_that_a_second_vector_is_asked_for_is_left_out(wire, client):
-    """As it is by a server; from another collection as well if that is this one."""
-    wire.results["photos/points"] = [{"id": 3, "vector": {"image": [3.0] * DIM}}]
-    itself = models.LookupLocation(collection="photos", vector="image")
-    for lookup in (None, itself):
-        client.query_points("photos", 3, "image", lookup_from=lookup)
-        body = wire.body()
-        assert body["query"] == {"nearest": [*[3.0] * DIM, 1.0]}
-        assert body["filter"] == {"must_not": {"has_id": [3]}}
-
-
 class Answering:
     """A server's side of gRPC that answers every search with nothing."""
 

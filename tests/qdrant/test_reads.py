@@ -8,12 +8,10 @@ from qdrant_client import models
 
 import hubplugin
 from hubplugin import StoreError
-from hubplugin_qdrant import metadata
 from tests.qdrant.conftest import (
     COSINE,
     DOT,
     EUCLID,
-    RRF,
     Photos,
     ids,
     lead,
@@ -63,22 +61,6 @@ def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):
     assert set(client.get_collection("photos").payload_schema) == {"colour"}
 
 
-def test_diversity_and_what_is_no_nearest_query_stay_raw(cosine):
-    diverse = models.NearestQuery(
-        nearest=cosine.queries[0].tolist(), mmr=models.Mmr(diversity=0.5)
-    )
-    raw = [
-        {"query": models.RecommendQuery(recommend={"positive": [1, 2]})},
-        {"query": models.OrderByQuery(order_by="n")},
-        {"query": diverse},
-        {"query": RRF, "prefetch": models.Prefetch(query=diverse)},
-        {"query": None},
-    ]
-    before = [ids(cosine.plain.query_points("photos", **each)) for each in raw]
-    client = cosine.corrected()
-    assert [ids(client.query_points("photos", **each)) for each in raw] == before
-
-
 def test_another_collection_is_as_without_the_wrapper(photos):
     parameters = models.VectorParams(size=2, distance=DOT)
     photos.plain.create_collection("other", {"hub_v7": parameters})
@@ -113,28 +95,6 @@ def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
     monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
     raw = photos.search(client, query).points
     assert raw == photos.search(photos.plain, query).points != corrected
-
-
-def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
-    cosine, monkeypatch
-):
-    """As from a snapshot that was taken before the correction.
-
-    Each search looks again.
-    """
-    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
-    cosine.corrected()
-    cosine.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
-    client, query = cosine.wrapped(), cosine.queries[0]
-    says = "no point of 'photos' has an offset of version 1.*run refresh"
-    with pytest.warns(UserWarning, match=says) as warned:
-        found = [cosine.found(client, query) for _ in range(2)]
-    assert len(warned) == 1
-    assert found == [cosine.found(cosine.plain, query)] * 2
-    hubplugin.refresh(cosine.store())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert cosine.found(cosine.wrapped(), query) == cosine.best(query)
 
 
 READS = "of hubplugin x; .* reads format 7: "

@@ -7,7 +7,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, open_store
-from tests.qdrant.conftest import DIM, DOT, ROWS, Photos, apply_to, named, served
+from tests.qdrant.conftest import DIM, DOT, ROWS, Photos, apply_to, named
 
 CODES = models.ScalarQuantization(
     scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
@@ -57,14 +57,6 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(
         assert text.count("storage=") == 1
         assert re.search(f" storage='{storage}': .*{why}", text)
     assert hubplugin_qdrant.open_store(client, "photos").storage == storage
-
-
-def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
-    client = served(filled(""))
-    why = "storage='payload': a second vector beside an unnamed one leaves a trace"
-    assert why in told(client, dry_run=True)
-    vector = "a vector 'hub_v1' of 9 dimensions beside the unnamed one"
-    assert vector in told(client, dry_run=True, storage="vector")
 
 
 def test_a_url_takes_the_storage_too(tmp_path):

@@ -59,11 +59,8 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one(storag
 
 
 def test_of_the_version_before_model_and_numbers_are_left_and_no_more(photos):
-    photos.apply()
-    first = photos.model
-    photos.apply(method="nnn")
-    assert photos.store().previous().fingerprint == first.fingerprint
-    photos.apply(method="csls")
+    for method in ("is", "nnn", "csls"):
+        photos.apply(method=method)
     left = {key.removeprefix("hub_") for key in photos.stored(0)}
     # A number takes little room, and another vector that of the first.
     assert left == ({"v2", "v3"} if photos.storage == "payload" else {"v3"})
@@ -117,19 +114,6 @@ def test_after_the_last_offset_is_written_no_point_is_touched(cosine, written):
     assert written == []
     assert cosine.stored(0).keys() == {"v2", "v4"}
     assert cosine.wrong() == (0, 0)
-
-
-@IN_BOTH
-def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storage):
-    photos = Photos("image", DOT, storage)
-    later = once("writing offsets", lambda: photos.apply(method="nnn"))
-    with overtaken():
-        photos.apply(compute=later)
-    assert photos.model.method == "nnn"
-    query = photos.queries[0]
-    assert photos.found(photos.wrapped(), query) == photos.best(query)
-    numbers = {key.removeprefix("hub_") for key in photos.stored(0)}
-    assert numbers == {"v2"}, "what the earlier run wrote is gone"
 
 
 def test_two_runs_that_begin_at_once_choose_one_number_and_delete_no_model_but_theirs(
@@ -207,6 +191,10 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     wrapped client names ""."""
     served(cosine.plain)
     before = [(point.id, point.payload) for point in cosine.contents()]
+    auto = cosine.store(storage="auto")
+    tried = hubplugin.apply(auto, cosine.bank, force=True, dry_run=True)
+    why = "storage='payload': a second vector beside an unnamed one leaves a trace"
+    assert why in " ".join(str(tried).split())
     cosine.storage = "vector"
     tried = hubplugin.apply(cosine.store(), cosine.bank, force=True, dry_run=True)
     stated = 'after a removal get_collection would show {"": VectorParams(...)}'
@@ -349,8 +337,6 @@ def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them
     ("url", "says"),
     [
         ("qdrant://localhost:6333", "expected qdrant"),
-        ("qdrant://key@localhost:6333/photos", "expected qdrant"),
-        ("qdrant://h/photos?api_key=s3cr3t", "expected qdrant"),
         ("qdrant-local:x", "expected qdrant"),
         ("qdrant-local:x/photos?grpc=6334", "grpc=6334: expected the server's port"),
         ("qdrant://h/photos?grpc=yes", "^grpc=yes: expected the server's port"),
@@ -361,9 +347,8 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(
     url, says, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((InputError, StoreError), match=says) as caught:
+    with pytest.raises((InputError, StoreError), match=says):
         open_store(url)
-    assert "s3cr3t" not in str(caught.value)
     assert not [*tmp_path.iterdir()]
 
 

@@ -11,7 +11,6 @@ from tests.qdrant.conftest import (
     DIM,
     DOT,
     EUCLID,
-    IN_BOTH,
     Photos,
     as_scores,
     clustered,
@@ -34,25 +33,6 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
 def scores_of(photos, client):
     found = photos.search(client, photos.queries[0], limit=500).points
     return {point.id: point.score for point in found}
-
-
-ZEROS = [0.0] * DIM
-
-
-@IN_BOTH
-def test_a_vector_that_is_written_with_length_0_has_no_offset_at_once(storage):
-    """Also in a search of one branch."""
-    photos = Photos(storage=storage)
-    client = photos.corrected()
-    scores_of(photos, client)
-    update = models.PointVectors(id=5, vector={"image": ZEROS})
-    client.update_vectors("photos", [update])
-    client.upsert("photos", [models.PointStruct(id=500, vector={"image": ZEROS})])
-    found = scores_of(photos, client)
-    assert (found[5], found[500]) == (0, 0)
-    if storage == "vector":
-        assert photos.stored(500) == {"hub_v1": [*ZEROS, 0.0]}
-        assert all("hub_v1" in point.vector for point in photos.contents())
 
 
 def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
@@ -97,17 +77,8 @@ def test_a_payload_with_our_key_is_refused_and_changes_nothing(cosine, write):
     assert cosine.contents() == before
 
 
-OURS = {"image": NEW[0].tolist(), "hub_v1": [1.0] * (DIM + 1)}
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda client: client.upsert("photos", [models.PointStruct(id=3, vector=OURS)]),
-        lambda client: client.delete_vectors("photos", ["hub_v1"], points=[3]),
-    ],
-)
-def test_what_is_written_to_our_vector_is_mended_at_once(write):
+def test_what_is_written_to_our_vector_is_mended_at_once():
     photos = Photos("image", DOT, "vector")
-    write(photos.corrected())
+    ours = {"image": NEW[0].tolist(), "hub_v1": [1.0] * (DIM + 1)}
+    photos.corrected().upsert("photos", [models.PointStruct(id=3, vector=ours)])
     assert photos.wrong() == (0, 0)

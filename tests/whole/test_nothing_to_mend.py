@@ -37,9 +37,8 @@ def test_hubs_of_queries_that_lean_far_are_fewer_for_later_queries_too(tmp_path)
     """Random vectors, and queries that lean by half a deviation: no chance alone."""
     rng = np.random.default_rng(1)
     gallery = unit(rng.normal(size=(3_000, 4)))
-    bank, later = (
-        unit(rng.normal(size=(1_000, 4)) + np.array([0.5, 0, 0, 0])) for _ in "bl"
-    )
+    lean = np.array([0.5, 0, 0, 0])
+    bank, later = (unit(rng.normal(size=(1_000, 4)) + lean) for _ in range(2))
     store = hubplugin.open_store(flat_index(tmp_path / "leaning.faiss", gallery))
     done = hubplugin.apply(store, bank)
     assert done.written
