@@ -185,8 +185,8 @@ class PgvectorStore(DocumentStore):
             return []
         return [
             f"the column {base} holds data that are not hubplugin's, or offsets without "
-            "their correction, as after a rename of the table, or a restore without the "
-            "schema hubplugin; restore that, or rename or drop the column"
+            "their correction, for example because the table was renamed, or restored "
+            "without the schema hubplugin; restore that, or rename or drop the column"
         ]
 
     def describe(self, query: str) -> str:

@@ -49,7 +49,7 @@ def test_a_renamed_table_is_told_that_its_offsets_have_no_correction_any_more(da
     database.create(VECTORS, "note text")
     database.correct()
     database.run("ALTER TABLE photos RENAME TO pictures")
-    with refused(StoreError, r"a rename of the table, .* rename or drop the column"):
+    with refused(StoreError, r"the table was renamed, .* rename or drop the column"):
         database.correct("pictures")
     assert database.open("pictures").correction() is None
     database.run("ALTER TABLE pictures RENAME TO photos")
