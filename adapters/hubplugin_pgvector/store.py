@@ -195,9 +195,9 @@ class PgvectorStore(DocumentStore):
                 "replaces them, `hubplugin remove` drops them"
             ]
         return [
-            f"the column {base} holds something of yours, or offsets under a former name "
-            "of the table or of the vector; restore that name, or rename or drop the "
-            "column"
+            f"the column {base} holds data that are not hubplugin's, or offsets under a "
+            "former name of the table or of the vector; restore that name, or rename or "
+            "drop the column"
         ]
 
     def describe(self, query: str) -> str:
