@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, InstanceOf
 
 from hubplugin import corrections
-from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.model import QueryMap
 
 KEY = "hub_offset"
 """The payload key that holds offsets."""
@@ -86,10 +86,6 @@ class QdrantVersion(corrections.Version):
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
-
-    def with_map(self, model: OffsetModel) -> QdrantVersion:
-        """Return this version with the query map of `model`."""
-        return self.replace(query_map=model.query_map)
 
     @property
     def map(self) -> QueryMap:

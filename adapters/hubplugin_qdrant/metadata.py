@@ -305,7 +305,7 @@ class CorrectionCache:
                 # With augmented vectors, the map is part of these.
                 if version.mapped:
                     model = yield from self._read_fit(collection, version)
-                    version = version.with_map(model)
+                    version = version.replace(query_map=model.query_map)
             active[name] = version
         return manifest.replace(active=active)
 
@@ -366,7 +366,8 @@ class CorrectionCache:
         pairs: list[tuple[QdrantVersion, OffsetModel]] = []
         for version in cached.maintained:
             model = yield from self._read_fit(cached.collection, version)
-            pairs.append((version.with_map(model), model))
+            version = version.replace(query_map=model.query_map)
+            pairs.append((version, model))
         return pairs
 
     def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:

@@ -8,7 +8,7 @@ queries need no map: <q + S q, t> = <q, t + S' t>.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from hubplugin.model import OffsetModel
 from hubplugin.store import Id
 from hubplugin_qdrant.manifest import (
     KEY,
-    QdrantManifest,
     QdrantVersion,
     our_offsets,
     vectors_of,
@@ -158,7 +157,10 @@ def require_free(payload: object, key: str | None) -> None:
 
 
 def mend(
-    record: models.Record, stored: StoredOffsets, manifest: QdrantManifest
+    record: models.Record,
+    stored: StoredOffsets,
+    previous: Collection[QdrantVersion],
+    augmented_vectors: Collection[str],
 ) -> list[models.UpdateOperation]:
     """Return the operations that bring the offsets of a point up to date.
 
@@ -168,11 +170,11 @@ def mend(
     Args:
         record: The point as stored.
         stored: The offsets that the point must have.
-        manifest: The manifest, which knows the names of our vectors.
+        previous: The versions that were replaced.
+        augmented_vectors: The names of all our vectors.
     """
     operations: list[models.UpdateOperation] = []
     shard_key = record.shard_key
-    previous = manifest.previous.values()
     held = our_offsets(record.payload)
     if _differing(stored.offsets, held):
         operations.append(set_offsets(record.id, stored.offsets, shard_key))
@@ -188,8 +190,10 @@ def mend(
     outdated = _differing(stored.vectors, vectors)
     if outdated:
         operations.append(set_vectors({record.id: outdated}, shard_key))
-    ours = vectors_of(manifest.everything) & vectors.keys()
-    surplus = ours - stored.vectors.keys() - vectors_of(previous)
+    ours = vectors.keys() & augmented_vectors
+    surplus = ours - stored.vectors.keys()
+    if surplus:
+        surplus -= vectors_of(previous)
     if surplus:
         delete = models.DeleteVectors(
             vector=sorted(surplus), points=[record.id], shard_key=shard_key

@@ -320,7 +320,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         manifest = self.seen()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
-            version = version.with_map(self.model(version))
+            query_map = self.model(version).query_map
+            version = version.replace(query_map=query_map)
         reader = PointReader(self.schema(self.storage), manifest, version, field)
         return reader.read(between)
 
@@ -564,7 +565,7 @@ class QdrantWriting(Writing):
     ):
         self.store = store
         self.found = found
-        self.version = version.with_map(model)
+        self.version = version.replace(query_map=model.query_map)
         self._model = model
         self._progress = progress
         self._between = between

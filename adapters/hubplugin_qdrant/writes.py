@@ -261,6 +261,8 @@ def _refresh(
     with_vectors = names if all(names) else True
     try:
         versioned_models = yield from cache.read_models(cached)
+        previous = cached.known.previous.values()
+        ours = cached.augmented_vectors
         if not has_waited:
             # Deleting nothing waits for all writes sent before.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
@@ -279,7 +281,7 @@ def _refresh(
                 )
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
-                    operations += offsets.mend(record, each, cached.known)
+                    operations += offsets.mend(record, each, previous, ours)
                 if operations:
                     yield Call(
                         cache.raw.batch_update_points,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,10 +18,6 @@ FORMAT = 8
 """The version of the model file. A reader refuses all others, so that it never mistakes
 part of a model for the whole: version 4 had no query map, 5 had models that moved
 targets, and 7 had activation sets."""
-
-PART_BYTES = 3 << 20
-"""Bytes of a model in each text: 4 MiB as base64. Servers accept requests of some 32
-MB."""
 
 LARGEST = 1e38
 """The largest number used as float32, whose range ends at 3.4e38."""
@@ -80,21 +75,6 @@ def from_bytes(
         raise ModelFileError(
             f"{name} is damaged or not a hubplugin model: {error!r}; fit it again"
         ) from None
-
-
-def to_texts(content: bytes) -> list[str]:
-    """Return the bytes of a model file in base64, in parts."""
-    starts = range(0, len(content), PART_BYTES)
-    parts = [content[start : start + PART_BYTES] for start in starts]
-    return [base64.b64encode(part).decode() for part in parts]
-
-
-def from_texts(texts: Iterable[str], name: str) -> bytes:
-    """Return the bytes that `to_texts` split. Raises ModelFileError for other texts."""
-    try:
-        return b"".join(map(base64.b64decode, texts))
-    except (ValueError, TypeError) as error:
-        raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
 
 
 def read(path: str | os.PathLike[str]) -> bytes:

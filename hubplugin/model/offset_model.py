@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,13 +15,17 @@ from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.compute import Compute, Similarities, reduce
 from hubplugin.compute.device import Library
-from hubplugin.errors import EmptyInput, InputError, ZeroVector
+from hubplugin.errors import EmptyInput, InputError, ModelFileError, ZeroVector
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
 from hubplugin.model.terms import Term, group_by_pass, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
+
+PART_BYTES = 3 << 20
+"""Bytes of a model in each text: 4 MiB as base64. Servers accept requests of some 32
+MB."""
 
 Setting: TypeAlias = int | float | str | None
 """A parameter of a method: a number or a name; None if the fit determines it."""
@@ -305,7 +310,10 @@ class OffsetModel(ShownByFacts):
 
     def to_texts(self) -> list[str]:
         """Return the model as base64 texts, for a store that holds texts."""
-        return file.to_texts(self.to_bytes())
+        content = self.to_bytes()
+        starts = range(0, len(content), PART_BYTES)
+        parts = [content[start : start + PART_BYTES] for start in starts]
+        return [base64.b64encode(part).decode() for part in parts]
 
     @staticmethod
     def from_texts(texts: Iterable[str], name: str = "model") -> OffsetModel:
@@ -318,7 +326,11 @@ class OffsetModel(ShownByFacts):
         Raises:
             ModelFileError: As in `from_bytes`.
         """
-        return OffsetModel.from_bytes(file.from_texts(texts, name), name)
+        try:
+            content = b"".join(map(base64.b64decode, texts))
+        except (ValueError, TypeError) as error:
+            raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
+        return OffsetModel.from_bytes(content, name)
 
     def __repr__(self) -> str:
         method = describe_method(self.method, self.parameters)
