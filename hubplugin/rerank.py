@@ -365,8 +365,7 @@ class SingleQueryDualSoftmax(QueryMethod):
     temperature: float = Field(20.0, gt=0)
 
     def rule(self, bank: PreparedBank) -> Rule:
-        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-        return DualSoftmax(similarities, self.temperature)
+        return DualSoftmax(bank.similarities, self.temperature)
 
 
 class GlobalCorrection(QueryMethod):
@@ -375,8 +374,7 @@ class GlobalCorrection(QueryMethod):
     name: ClassVar[str] = "gc"
 
     def rule(self, bank: PreparedBank) -> Rule:
-        similarities = Similarities(bank.query_bank, bank.metric, bank.compute)
-        return GloballyCorrected(similarities)
+        return GloballyCorrected(bank.similarities)
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {

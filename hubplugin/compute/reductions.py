@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from hubplugin.compute.device import Array, Library, split, to_host
-from hubplugin.compute.similarities import KEPT_SHARE, MOST_ANSWERS, Similarities
+from hubplugin.compute.similarities import MOST_ANSWERS, Similarities
 from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ def nearest_targets(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest target of every bank row among all `columns`, in one pass.
 
-    Products stay in `similarities`, if they are kept there.
+    The products stay in `similarities.products`, if they are to be kept.
 
     Returns:
         The similarity of the nearest target, float64 [m], and its row, counted across
@@ -243,12 +243,7 @@ def nearest_targets(
     xp = library.xp
     best = library.to_device(np.full(similarities.m, -math.inf))
     best_row = library.to_device(np.zeros(similarities.m, np.int64))
-    count = sum(targets.rows for targets in columns)
-    size = 4 * count * similarities.m
-    has_room = size <= KEPT_SHARE * similarities.compute.bytes()
-    products = None
-    if similarities.keeps_products and similarities.is_unit and has_room:
-        products = library.empty((count, similarities.m), xp.float32)
+    products = similarities.make_room(sum(targets.rows for targets in columns))
     out = None
     first = 0
     for targets in columns:

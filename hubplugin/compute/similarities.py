@@ -122,6 +122,16 @@ class Similarities:
         self.keeps_products = False
         self.products: Array = None
 
+    def make_room(self, count: int) -> Array:
+        """Return memory for the products with `count` targets: float32 [count, m].
+
+        Return None if they are not to be kept, or if there is too little memory.
+        """
+        has_room = 4 * count * self.m <= KEPT_SHARE * self.compute.bytes()
+        if not (self.keeps_products and self.is_unit and has_room):
+            return None
+        return self.library.empty((count, self.m), self.library.xp.float32)
+
     def tiles(
         self, targets: Vectors, label: str, *, scale: float = 1.0, out: Array = None
     ) -> Iterator[Tile]:
@@ -139,6 +149,7 @@ class Similarities:
         progress = self.compute.progress
         is_euclidean = self.metric is Metric.EUCLIDEAN
         height = min(self.tile_rows, targets.rows)
+        # A block has whole tiles.
         size = BLOCK_ROWS
         if library.is_on_cpu:
             size = min(size, BLOCK_NUMBERS // self.dim)

@@ -131,14 +131,3 @@ class Method(BaseModel, ABC):
         same_banks = model.bank_fingerprint == bank.fingerprint
         same_method = (model.method, model.metric) == (self.name, bank.metric)
         return same_banks and same_method and given.items() <= model.parameters.items()
-
-
-class OnePassMethod(Method):
-    """A method whose terms use the gallery at most to leave answers out."""
-
-    @abstractmethod
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        """Return the terms; `answers` [m] are thresholds of the answers to leave out."""
-
-    def solve(self, bank: PreparedBank) -> Solution:
-        return Solution(self.terms(bank, self.thresholds(bank)))

@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.methods.base import OnePassMethod
-from hubplugin.model import Dot, Term, TopKMean
+from hubplugin.methods.base import Method, Solution
+from hubplugin.model import Dot, TopKMean
 
 
-class DistributionNormalisation(OnePassMethod):
+class DistributionNormalisation(Method):
     """offset(t) = -lam * mean(B_q).t.
 
     It ranks like (q - lam mean(B_q)).(t - lam mean(B_t)) in NNN appendix A3, which also
@@ -23,11 +23,12 @@ class DistributionNormalisation(OnePassMethod):
     name: ClassVar[str] = "dn"
     lam: float = Field(0.5, gt=0)
 
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+    def solve(self, bank: PreparedBank) -> Solution:
         queries = bank.query_bank
+        answers = self.thresholds(bank)
         if answers is not None:
             # Take the mean of all entries of a target that are not left out.
-            return (TopKMean(queries, len(queries), -self.lam, answers),)
+            return Solution((TopKMean(queries, len(queries), -self.lam, answers),))
         # Far from the origin, float32 would round too much.
         mean = queries.mean(axis=0, dtype=np.float64, keepdims=True)
-        return (Dot(mean, -self.lam),)
+        return Solution((Dot(mean, -self.lam),))

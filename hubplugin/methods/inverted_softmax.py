@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.methods.base import OnePassMethod
-from hubplugin.model import LogSumExp, Term
+from hubplugin.methods.base import Method, Solution
+from hubplugin.model import LogSumExp
 
 
-class InvertedSoftmax(OnePassMethod):
+class InvertedSoftmax(Method):
     """offset(t) = -tau * LSE_u( s(b_u, t) / tau ).
 
     Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05
@@ -23,11 +22,14 @@ class InvertedSoftmax(OnePassMethod):
     name: ClassVar[str] = "is"
     tau: float = Field(0.05, gt=0)
 
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        return (LogSumExp(bank.query_bank, self.tau, -self.tau, answers=answers),)
+    def solve(self, bank: PreparedBank) -> Solution:
+        answers = self.thresholds(bank)
+        return Solution(
+            (LogSumExp(bank.query_bank, self.tau, -self.tau, answers=answers),)
+        )
 
 
-class DualInvertedSoftmax(OnePassMethod):
+class DualInvertedSoftmax(Method):
     """`is` over two banks.
 
     offset(t) = -lambda ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) )
@@ -46,9 +48,9 @@ class DualInvertedSoftmax(OnePassMethod):
     def require_banks(self, bank: PreparedBank) -> None:
         bank.require_target_bank()
 
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
+    def solve(self, bank: PreparedBank) -> Solution:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
-        return (
-            LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers),
-            LogSumExp(bank.require_target_bank(), self.tau_target, scale),
-        )
+        answers = self.thresholds(bank)
+        queries = LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers)
+        targets = LogSumExp(bank.require_target_bank(), self.tau_target, scale)
+        return Solution((queries, targets))

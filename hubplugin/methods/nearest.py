@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from hubplugin.bank import PreparedBank
-from hubplugin.methods.base import OnePassMethod
-from hubplugin.model import Term, TopKMean
+from hubplugin.methods.base import Method, Solution
+from hubplugin.model import TopKMean
 
 
-class NearestNeighbourNormalisation(OnePassMethod):
+class NearestNeighbourNormalisation(Method):
     """offset(t) = -alpha * mean of the k largest s(b_u, t): NNN eq. 1-2.
 
     The paper uses alpha = 0.75 and k = 128, tuned for each model and data set; the
@@ -24,11 +23,12 @@ class NearestNeighbourNormalisation(OnePassMethod):
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
 
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        return (TopKMean(bank.query_bank, self.k, -self.alpha, answers),)
+    def solve(self, bank: PreparedBank) -> Solution:
+        answers = self.thresholds(bank)
+        return Solution((TopKMean(bank.query_bank, self.k, -self.alpha, answers),))
 
 
-class CrossDomainLocalScaling(OnePassMethod):
+class CrossDomainLocalScaling(Method):
     """offset(t) = -1/2 * mean of the k largest s(b_u, t).
 
     It ranks like 2 s(q, t) - r(q) - r(t) in QB-Norm section 3.4. k = 10 as there and in
@@ -38,5 +38,6 @@ class CrossDomainLocalScaling(OnePassMethod):
     name: ClassVar[str] = "csls"
     k: int = Field(10, ge=1)
 
-    def terms(self, bank: PreparedBank, answers: np.ndarray | None) -> tuple[Term, ...]:
-        return (TopKMean(bank.query_bank, self.k, -0.5, answers),)
+    def solve(self, bank: PreparedBank) -> Solution:
+        answers = self.thresholds(bank)
+        return Solution((TopKMean(bank.query_bank, self.k, -0.5, answers),))
