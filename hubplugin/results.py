@@ -333,7 +333,7 @@ def _format_table(section: Section, width: int) -> Iterator[str]:
     for row in section.rows:
         table.append((*map(clean, row.cells), NEWS[row.sign]))
     first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    left = min(first, width - sum(others) - 2 * len(others))
+    left = max(1, min(first, width - sum(others) - 2 * len(others)))
     for title, *cells in table:
         line = f"  {set_cell_size(title, left)}"
         for cell, size in zip(cells, others, strict=True):
