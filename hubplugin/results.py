@@ -322,10 +322,14 @@ def clean(shown: object) -> str:
     return HIDDEN.sub(" ", str(shown))
 
 
+SHORTEST = 12
+"""The fewest columns to which the name of a row is cut, even in a narrow terminal."""
+
+
 def _format_table(section: Section, width: int) -> Iterator[str]:
     """Yield a line with the titles of a section and its columns, and one for each row.
 
-    The first cell of a row is cut so that no line is longer than `width`.
+    The first cell of a row is cut if a line would be longer than `width`.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -333,7 +337,8 @@ def _format_table(section: Section, width: int) -> Iterator[str]:
     for row in section.rows:
         table.append((*map(clean, row.cells), NEWS[row.sign]))
     first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    left = min(first, width - sum(others) - 2 * len(others))
+    room = width - sum(others) - 2 * len(others)
+    left = min(first, max(SHORTEST, room))
     for title, *cells in table:
         line = f"  {set_cell_size(title, left)}"
         for cell, size in zip(cells, others, strict=True):

@@ -247,8 +247,9 @@ def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     if not step.learn and carried.pop("pairs_from", None) is not None:
         carried["embed"] = embedding(carried["bank"], carried["embed"])
     if "bank" in options:
-        if carried.get("bank") is None and "record=" not in store:
-            carried["bank"] = "FILE"  # without a record, the user has to name one
+        if step.job == "apply" and "record=" not in store:
+            # A first correction mostly has no recorded queries.
+            carried.setdefault("bank", "FILE")
         for name in CARRIED:
             if carried.get(name) is not None:
                 words += [options[name].opts[0], carried[name]]

@@ -48,7 +48,7 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
     assert "Correction removed" in typed("remove", STORE)
     raw = typed("inspect", STORE, status=4)
     assert "No correction" in raw
-    assert f"hubplugin apply {STORE}" in raw
+    assert f"hubplugin apply {STORE} --bank FILE" in raw
     assert Path("photos.faiss").read_bytes() == before
 
 
