@@ -314,7 +314,8 @@ def downcast_to_ivf(index):
 def test_search_settings_that_faiss_writes_into_no_file_are_kept(metric):
     case = made("IVF8,Flat", metric)
     case.index.parallel_mode, case.index.max_codes = 1, 77
-    new = downcast_to_ivf(upgrade(case.index, case.offsets))
+    upgraded = upgrade(case.index, case.offsets)
+    new = downcast_to_ivf(upgraded)
     assert (new.parallel_mode, new.max_codes) == (1, 77)
 
 
