@@ -57,6 +57,11 @@ def test_two_slashes_before_a_path_are_read_as_in_other_urls(cwd):
         assert open_store(url).count() == 3
 
 
+def test_a_store_shows_what_it_is(cwd):
+    store = open_store(flat_index("p.faiss", np.eye(3, dtype=np.float32)))
+    assert repr(store) == "<FaissStore: faiss:p.faiss, dot, 3 dimensions>"
+
+
 @pytest.mark.parametrize("name", ["a?b.faiss", "a?metric=dot.faiss", "?.faiss"])
 def test_a_question_mark_in_the_name_of_an_index_is_told_from_that_of_options(
     tmp_path, monkeypatch, name

@@ -111,7 +111,6 @@ class Card:
         self.storages: dict[int, list[int]] = {}
         self.allocated = 0
         self.reserved = 0
-        self.current_device = [0]
         self.reset()
 
     def reset(self):

@@ -16,7 +16,7 @@ from hubplugin.store import Hits
 from hubplugin_qdrant.calibration import calibrate, draw_keys
 from hubplugin_qdrant.manifest import QdrantManifest, QdrantVersion
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import COSINE
+from tests.galleries import collection
 
 POINTS, QUERIES, K = 2000, 30, 10
 IDS = np.arange(QUERIES * K).reshape(QUERIES, K)
@@ -179,17 +179,10 @@ def test_an_option_out_of_its_range_is_refused(cosine, option, values):
             hubplugin_qdrant.open_store(cosine.plain, "photos", **{option: value})
 
 
-def collection(vectors):
-    client = QdrantClient(":memory:")
-    parameters = models.VectorParams(size=8, distance=COSINE)
-    client.create_collection("photos", parameters)
-    client.upload_collection("photos", vectors, ids=range(len(vectors)))
-    return client
-
-
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
     rng = np.random.default_rng(1)
-    client, bank = collection(rng.normal(size=(600, 8))), rng.normal(size=(100, 8))
+    client, bank = QdrantClient(":memory:"), rng.normal(size=(100, 8))
+    collection(client, rng.normal(size=(600, 8)))
 
     def opened(**given):
         return hubplugin_qdrant.open_store(client, "photos", **given)
@@ -213,7 +206,8 @@ def widths_beside(writes, busy=range(0)):
     """
     rng = np.random.default_rng(0)
     vectors, bank = rng.normal(size=(2, 1200, 8)) + 0.3
-    client = collection(vectors[:600])
+    client = QdrantClient(":memory:")
+    collection(client, vectors[:600])
     others, search = iter(range(600, 1200)), client.query_batch_points
     searches = itertools.count()
 

@@ -45,18 +45,13 @@ def make_collection(client, name, using, storage):
     set_constants(store, oversampling=4.0, hnsw_ef=160)
 
 
-def sent(photos, explained):
-    """Return what a plain client finds by the printed body, and nothing but that."""
-    request = models.QueryRequest.model_validate(explained.request["body"])
-    return photos.plain.query_batch_points("photos", [request])[0].points
-
-
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
 def test_the_printed_request_finds_what_the_wrapped_client_finds(photos):
     client, store = photos.corrected(), photos.store()
     for query in (*photos.queries[:3], 7):
         explained = store.explain(query, 5)
-        found = sent(photos, explained)
+        request = models.QueryRequest.model_validate(explained.request["body"])
+        found = photos.plain.query_batch_points("photos", [request])[0].points
         expected = photos.search(client, query, limit=5).points
         assert ids(found) == ids(expected)
         assert all("hub_offset" not in point.payload for point in found)

@@ -19,25 +19,16 @@ from tests.qdrant.conftest import (
     widen,
 )
 
-KINDS = {
-    "cosine-payload": (None, COSINE, "payload"),
-    "cosine-vector": ("image", COSINE, "vector"),
-    "dot-payload-async": ("image", DOT, "payload", True),
-    "dot-vector-async": ("image", DOT, "vector", True),
-}
-
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def photos(request):
-    return Photos(*request.param)
-
 
 @pytest.fixture(params=[COSINE, DOT], ids=["cosine", "dot"])
 def in_payload(request):
     return Photos("image", request.param)
 
 
-def test_prefetches_are_mapped(photos):
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+@pytest.mark.parametrize("distance", [COSINE, DOT])
+def test_prefetches_are_mapped(distance, storage):
+    photos = Photos("image", distance, storage, awaited=distance is DOT)
     client, using = photos.apply_mapped(), photos.using
     one, two = photos.queries[:2].tolist()
     inner = models.Prefetch(query=one, using=using, limit=4)
