@@ -208,11 +208,8 @@ def is_id(kind: pa.DataType) -> bool:
     """Return True if values of a column of this type can be ids of targets."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return (
-        pa.types.is_integer(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-    )
+    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+    return any(test(kind) for test in tests)
 
 
 def as_literal(id: Id | None) -> str:

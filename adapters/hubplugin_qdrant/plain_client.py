@@ -111,7 +111,8 @@ def points_of_columns(
     connection, it has functions that return their arguments.
     """
     clone = clone_client(client, type(client))
-    clone._client = SimpleNamespace(upload_collection=dict, close=dict)
+    connection: Any = SimpleNamespace(upload_collection=dict, close=dict)
+    clone._client = connection
     columns: Any = clone.upload_collection(**arguments)
     rows = BaseUploader.iterate_batches(
         columns["vectors"], columns["payload"], columns["ids"], batch_size=1
