@@ -2,7 +2,7 @@
 
 Each CSV is the `--seconds` of `benchmarks.qdrant_live`. The picture has a row for each,
 with median and 95th percentile of every second on a logarithmic scale, and the time of
-the job shaded. A dashed line is at three times the quiet 95th percentile.
+the job shaded. A dashed line is at three times the median 95th percentile before the jobs.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ class Run:
         return cls(seconds, p50, p95, job[0], job[-1])
 
     @property
-    def goal(self) -> float:
-        """Three times the quiet 95th percentile."""
-        quiet = self.p95[self.seconds < self.first]
-        return 3 * float(np.median(quiet))
+    def quiet(self) -> np.ndarray:
+        """The 95th percentiles of the seconds before the job."""
+        return self.p95[self.seconds < self.first]
 
 
 def place(ms: float) -> float:
@@ -72,14 +71,14 @@ def place(ms: float) -> float:
     return HEIGHT * (1 - share / math.log(HIGHEST / LOWEST))
 
 
-def draw_run(run: Run, name: str, longest: float, top: float) -> list[str]:
+def draw_run(run: Run, name: str, goal: float, longest: float, top: float) -> list[str]:
     """Return the elements of one row, whose upper edge is at `top`."""
 
     def across(second: float) -> float:
         return LEFT + (WIDTH - LEFT - 10) * second / longest
 
     start, end = across(run.first), across(run.last)
-    over = run.p95 > run.goal
+    over = run.p95 > goal
     during = (run.seconds >= run.first) & (run.seconds <= run.last)
     took = run.last - run.first
     title = f"{name}: {took:.0f} s, {int((over & during).sum())} of them above"
@@ -93,7 +92,7 @@ def draw_run(run: Run, name: str, longest: float, top: float) -> list[str]:
         lines.append(f'<path class="line" d="M{LEFT} {y:.1f}H{WIDTH - 10}"/>')
         label = f"{ms} ms"
         lines.append(f'<text class="faint" x="4" y="{y + 4:.1f}">{label}</text>')
-    y = top + place(run.goal)
+    y = top + place(goal)
     lines.append(f'<path class="goal" d="M{LEFT} {y:.1f}H{WIDTH - 10}"/>')
     for kind, values in (("p95", run.p95), ("p50", run.p50)):
         points = [
@@ -118,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     runs = {"pace=all": Run.read(given.before), "by tenths": Run.read(given.after)}
     longest = max(float(run.seconds[-1]) for run in runs.values())
+    quiet = np.concatenate([run.quiet for run in runs.values()])
+    goal = 3 * float(np.median(quiet))
     row = HEIGHT + 70
     height = TOP + len(runs) * row
     lines = [
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "dashed: 3 x quiet</text>",
     ]
     for number, (name, run) in enumerate(runs.items()):
-        lines += draw_run(run, name, longest, TOP + 30 + number * row)
+        lines += draw_run(run, name, goal, longest, TOP + 30 + number * row)
     Path(given.picture).write_text("\n".join([*lines, "</svg>\n"]), encoding="utf-8")
 
 

@@ -110,10 +110,9 @@ def points_of_columns(
     A clone of `client` checks the arguments and embeds documents. In place of the
     connection, it has functions that return their arguments.
     """
-    clone = clone_client(client, type(client))
-    connection: Any = SimpleNamespace(upload_collection=dict, close=dict)
-    clone._client = connection
-    columns: Any = clone.upload_collection(**arguments)
+    clone: Any = clone_client(client, type(client))
+    clone._client = SimpleNamespace(upload_collection=dict, close=dict)
+    columns = clone.upload_collection(**arguments)
     rows = BaseUploader.iterate_batches(
         columns["vectors"], columns["payload"], columns["ids"], batch_size=1
     )
