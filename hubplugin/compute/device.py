@@ -285,7 +285,11 @@ class Library:
             for block in blocks:
                 yield self.to_device(as_torch_reads(block), self.xp.float32)
             return
-        buffers = [torch.empty(rows, dim, pin_memory=True) for _ in range(2)]
+        # A program may have set another dtype or device as torch's default.
+        buffers = [
+            torch.empty(rows, dim, dtype=torch.float32, device="cpu", pin_memory=True)
+            for _ in range(2)
+        ]
         copies = [torch.cuda.Event() for _ in buffers]
         copying = torch.cuda.Stream(device)
         computing = torch.cuda.current_stream(device)

@@ -88,7 +88,7 @@ def log_sum_exp(
     n, d = targets[0].shape
     m = len(bank[0])
     device = targets[0].device
-    out = torch.empty(n, device=device)
+    out = torch.empty(n, dtype=torch.float32, device=device)
     log2e = math.log2(math.e)
     capability = 8  # also for Triton's interpreter
     if device.type == "cuda":

@@ -38,7 +38,8 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
     xp = library.xp
     m = s.shape[1]
     if library.is_on_cpu:
-        return xp.asarray(np.partition(to_host(s), m - k, axis=1)[:, m - k :])
+        largest = np.partition(to_host(s), m - k, axis=1)[:, m - k :]
+        return library.to_device(largest)
     groups = m // GROUP
     if groups > k:
         grouped = s[:, : groups * GROUP].reshape(len(s), GROUP, groups)

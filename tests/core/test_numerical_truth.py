@@ -342,3 +342,12 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
     peaks = [peak_memory(program, file) for file in files]
     mapped_file, offsets = 400_000 * 64 * 2 / 1e6, 400_000 * 8 * 4 / 1e6
     assert peaks[1] - peaks[0] < mapped_file + offsets
+
+
+def test_a_default_device_that_a_program_set_changes_nothing(rng):
+    gallery, bank = rng.normal(size=(2, 200, 16)).astype(np.float32)
+    on_cpu = Compute("cpu")
+    expected = fit(gallery, bank, compute=on_cpu).offsets(gallery, compute=on_cpu)
+    with torch.device("meta"):
+        found = fit(gallery, bank, compute=on_cpu).offsets(gallery, compute=on_cpu)
+    np.testing.assert_array_equal(found, expected)
