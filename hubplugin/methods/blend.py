@@ -69,7 +69,7 @@ class Blend(Method):
             m = len(bank.distinct)  # a repeated query adds nothing
             strength = m / (m + HALF_STRENGTH)
         tau = float(f"{max(tau, 1e-12):.4g}")
-        dbsn = DualBankSinkhorn(tau=tau, sample=self.sample)
+        dbsn = DualBankSinkhorn(tau=tau, iterations=self.iterations, sample=self.sample)
         return {
             "tau": tau,
             "strength": float(f"{strength:.4g}"),
@@ -81,8 +81,7 @@ class Blend(Method):
         nnn_scale = -resolved["strength"] * (1 - self.share) * self.alpha
         if not self.share:
             thresholds = self.thresholds(bank)
-            term = TopKMean(bank.query_bank, self.k, nnn_scale, thresholds)
-            return Solution((term,))
+            return Solution((TopKMean(bank.query_bank, self.k, nnn_scale, thresholds),))
         shared = ("tau", "iterations", "sample", "answers")
         dbsn = DualBankSinkhorn(**{name: resolved[name] for name in shared})
         # The first product of the fit serves both terms.

@@ -90,16 +90,17 @@ class SinkhornNormalisation(Method):
         mass = 1.0
         if bank.whole is not None:  # the targets are themselves a sample
             mass = bank.whole.count / targets.rows
-        is_sampled = isinstance(self.sample, int) and self.sample < targets.rows
+        sample = self.sample if isinstance(self.sample, int) else targets.rows
+        is_sampled = sample < targets.rows
         if is_sampled:
             message = (
                 "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all"
             )
-            logger.warning(message, self.sample, targets.rows)
+            logger.warning(message, sample, targets.rows)
             rng = np.random.default_rng(0)
-            drawn = draw_sample(targets, self.sample, bank.metric, rng)
+            drawn = draw_sample(targets, sample, bank.metric, rng)
             seen = as_vectors(drawn, targets.name)
-            mass *= targets.rows / self.sample
+            mass *= targets.rows / sample
             k = None
         columns = [seen]
         if self.dual and bank.target_bank is not None:
