@@ -81,8 +81,7 @@ class Blend(Method):
         nnn_scale = -resolved["strength"] * (1 - self.share) * self.alpha
         if not self.share:
             thresholds = self.thresholds(bank)
-            nnn = TopKMean(bank.query_bank, self.k, nnn_scale, thresholds)
-            return Solution((nnn,))
+            return Solution((TopKMean(bank.query_bank, self.k, nnn_scale, thresholds),))
         shared = ("tau", "iterations", "sample", "answers")
         dbsn = DualBankSinkhorn(**{name: resolved[name] for name in shared})
         # The first product of the fit serves both terms.
