@@ -34,7 +34,7 @@ X = np.eye(4, dtype=np.float32)
         ),
         (
             {"method": "dualis"},
-            "the bank lacks the vectors of answers: pass answers=",
+            "the bank has no vectors of its answers: pass answers=",
         ),
         (
             {"method": X},

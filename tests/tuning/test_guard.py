@@ -142,7 +142,7 @@ def test_documents_are_refused_as_a_bank_unless_answers_say_that_documents_ask(
 ):
     said = refused(gallery, documents)
     assert "looks like documents, not queries: 50% of nearest neighbours" in said
-    assert "pass answers= if documents are to be asked by documents" in said
+    assert "pass answers= if documents are meant to be the queries" in said
     known = Bank(documents, np.arange(len(documents)) % len(gallery))
     assert judge(gallery, known).bank.kind != "documents"
     # Though hubness falls.
