@@ -410,14 +410,14 @@ def list_hubs(
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (
-            " Below it (→): the target that comes first instead, for a query that found "
-            "the hub first; ✓ means it is right."
+            " The line below a hub (→) names a query that found the hub first, and the "
+            "target that comes first after the correction; ✓ means it is right."
         )
     if field is not None:
         note += f" Names come from the field {field!r}."
     if never:
         note += f" Never found, for instance: {', '.join(never[:NAMED])}."
-    return Section("Found most often", (), rows, columns, note=note)
+    return Section("Comes back most", (), rows, columns, note=note)
 
 
 def describe_changes(
