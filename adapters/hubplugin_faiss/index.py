@@ -321,7 +321,7 @@ def offsets_by(
         offsets[first:done] = scale.to_index(given, batch.vectors)
         compute.report("offsets", done, handler.count)
     if invalid.count:
-        text = f"of {handler.count} entries {invalid}"
+        text = str(invalid)
         if invalid.count > handler.count / 2:
             name = name_of(handler.index)
             raise InputError(f"the model does not suit this {name}: {text}")

@@ -532,9 +532,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         if not is_mapped(self.index):
             return []
         return [
-            "a query map stands before the index, and plain Faiss would also map what it "
-            "adds: add with hubplugin_faiss.add, or behind the map, to "
-            "faiss.downcast_index(index.index), and set index.ntotal"
+            "a query map comes before the index, and plain Faiss would also map the "
+            "vectors that it adds: use hubplugin_faiss.add, or add to "
+            "faiss.downcast_index(index.index) and set index.ntotal"
         ]
 
     def remove(self, progress: Progress | None = None) -> None:

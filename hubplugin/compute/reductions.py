@@ -276,11 +276,11 @@ def first_reaching(
     if not library.is_on_cpu:
         # As bytes: int64 numbers of a tile's size would not fit in memory.
         return (s >= threshold).view(xp.uint8).argmax(dim=0)
-    rows = xp.zeros(s.shape[1], dtype=xp.int64)
+    rows = np.zeros(s.shape[1], np.int64)
     wanted = np.flatnonzero(to_host(is_wanted))  # few, after the first tiles
     reaches = to_host(s)[:, wanted] >= to_host(threshold)[wanted]
-    to_host(rows)[wanted] = reaches.argmax(axis=0)
-    return rows
+    rows[wanted] = reaches.argmax(axis=0)
+    return library.to_device(rows)
 
 
 def find_answers(

@@ -60,11 +60,11 @@ def test_a_query_map_goes_along(rng):
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
-        ("HNSW8", "no IndexHNSWFlat"),
-        ("SQ8", "no IndexScalarQuantizer"),
+        ("HNSW8", "not support this IndexHNSWFlat"),
+        ("SQ8", "not support this IndexScalarQuantizer"),
         ("IVF4,PQ4x4", "at most 96 parts of 8 bits; .* this IndexIVFPQ have 6 of 4"),
-        ("IVF4,PQ4x4fs", "no IndexIVFPQFastScan"),
-        ("Flat,RFlat", "no IndexRefine"),
+        ("IVF4,PQ4x4fs", "not support this IndexIVFPQFastScan"),
+        ("Flat,RFlat", "not support this IndexRefine"),
         ("L2norm,Flat", "normalise vectors and queries"),
     ],
 )

@@ -58,7 +58,7 @@ INDEXES = {
     "the ids of this IndexIVFFlat are not 0 ... 49": lambda: with_ids(
         faiss.index_factory(8, "IVF4,Flat")
     ),
-    "has lost which entry has which id": without_order,
+    "no longer knows which entry has which id": without_order,
 }
 
 
@@ -136,7 +136,7 @@ def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tm
     content = file.read_bytes()
     loses = pytest.raises(
         hubplugin.CorrectionRefused,
-        match=r"take recall@10 of bank queries from .*, and 0\.05 is the most",
+        match=r"lower recall@10 of bank queries from .*, and 0\.05 is the most",
     )
     with loses:
         upgrade(index, model)

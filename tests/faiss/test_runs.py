@@ -218,7 +218,7 @@ def test_a_damaged_manifest_is_refused_and_its_index_searched_and_taken_out(corr
     before = lying_in(corrected.parent)
     for use in (refresh, lambda store: apply(store, fitted("is"))):
         with refused(
-            StoreError, r"manifest\.json' has a manifest .*hubplugin remove faiss:"
+            StoreError, r"manifest\.json' is damaged: .*hubplugin remove faiss:"
         ):
             use(opened(corrected))
     assert lying_in(corrected.parent) == before

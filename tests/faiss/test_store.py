@@ -233,7 +233,7 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(file, model, kind
 def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
     raw = filled("Flat", 3 * GALLERY)
     upgraded = upgrade(raw, np.zeros(500, np.float32))
-    says = "the model does not suit this IndexFlat: of 500 entries 500 with"
+    says = "the model does not suit this IndexFlat: the model cannot judge 500 vectors"
     with refused(InputError, says):
         upgrade(upgraded, model)
 

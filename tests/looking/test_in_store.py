@@ -144,7 +144,7 @@ def test_a_filter_is_part_of_the_search_and_what_is_none_is_refused(store, vecto
 
 
 def test_ids_of_another_kind_are_told_in_one_line(store, vectors):
-    with refused(InputError, r"find ids such as 1\d\d\d; ground truth names 0"):
+    with refused(InputError, r"find ids such as 1\d\d\d, the ground truth names 0"):
         evaluate(store, queries=vectors[0], truth=range(QUERIES))
 
 
