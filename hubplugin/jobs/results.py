@@ -150,10 +150,13 @@ class Applied(Result):
         counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
         counts = f"of {self.scanned:,} targets {counts}"
         lines = [counts, *self.notes, str(self.invalid_vectors)]
+        sign = 1
         if self.versus is not None:
             lines.insert(
                 0, f"from the old correction to the new one {self.versus.figures}"
             )
+            if self.versus.objection is not None:  # applied by force
+                sign = -1
         sections = [Section("What was done", lines, note=_describe(self.model))]
         state = "active"
         outcome = f"{self.model.method}; {counts}"
@@ -168,7 +171,7 @@ class Applied(Result):
             state = "no hubness to correct, so nothing was written"
         elif not self.written:
             state = "nothing was written"
-        return Page(f"{state}; {outcome}", 1, "", sections, [*self._next()])
+        return Page(f"{state}; {outcome}", sign, "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
         """Yield the steps after a correction: search, inspect it, remove it."""
