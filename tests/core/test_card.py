@@ -170,7 +170,7 @@ def test_a_launch_that_is_refused_is_told_and_torch_computes(monkeypatch, caplog
     monkeypatch.setattr(Card, "kernel", refused)
     with Card(), caplog.at_level(logging.WARNING, "hubplugin"):
         model = fit(sets)
-    assert "no fused kernel on this GPU, torch is used: out of resource" in caplog.text
+    assert "no fused kernel on this GPU; torch is used instead: out of resource" in caplog.text
     assert_near(model.fitted, expected.fitted)
 
 
