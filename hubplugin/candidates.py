@@ -320,6 +320,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self._snapshot
 
     def _read_snapshot(self) -> Snapshot:
+        """Read the active version and its model; retry if it is replaced meanwhile."""
         version = self.active()
         if version is None:
             return Snapshot()

@@ -56,8 +56,8 @@ class Version(Record):
     """One model for one vector of a store. Adapters may add fields.
 
     number: The number that names the version's offsets in the targets.
-    word: A random name for the data that a run may delete, since two runs that begin at
-        the same time choose the same number.
+    word: A random name of the version's data. Two runs that begin at the same time
+        choose the same number, and each may delete only its own data.
     vector: The name of the vector; "" in a store with one vector.
     model: The fingerprint of the model.
     metric, dim: Metric and dimensions of the model.
@@ -369,6 +369,7 @@ class ManifestStore(Store, Generic[V]):
         and StoreError raised.
         """
         version = self.new_version(model, self.next_number(manifest))
+        # No other version is left to list: `start_version` has cleared them.
         listed = manifest.replace(last_number=version.number, retired=(version,))
         self.write_manifest(listed)
         self.write_model(version, model)

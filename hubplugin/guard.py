@@ -364,6 +364,7 @@ def objections_to_method(method: Method, trial: Trial) -> list[str]:
 
 
 def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str]:
+    """Return an objection if `distinct` queries are too few, see `SMALLEST`."""
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if isinstance(method, Blend) or distinct >= smallest:
         return []
@@ -372,6 +373,7 @@ def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str
 
 
 def _notes(trial: Trial) -> list[str]:
+    """Return remarks on a trial that are no reason to refuse it."""
     notes = [] if trial.bank.doubt is None else [trial.bank.doubt]
     right = trial.right
     asked = trial.asked
@@ -426,9 +428,9 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
     share = displacement(model, bank)
     if share > FARTHEST:
         raise _refusal(
-            "the offsets are far wider than the similarities to the bank: for a query, "
-            f"{share:.0%} of the gallery would be nearer than its first result (at most "
-            f"{FARTHEST:.0%} is allowed)",
+            "the offsets outweigh the similarities: the first corrected result of a "
+            f"query would, on average, rank behind {share:.0%} of the gallery by "
+            f"similarity alone (limit {FARTHEST:.0%})",
             "embed the bank with the gallery's model",
         )
 

@@ -44,8 +44,11 @@ from hubplugin.vectors import (
     draw_sample,
 )
 
-FEWEST_PAIRS, FEWEST_TARGETS = 50, 10
-"""The fewest distinct pairs, and distinct targets in them, to learn from."""
+FEWEST_PAIRS = 50
+"""The fewest distinct pairs to learn from."""
+
+FEWEST_TARGETS = 10
+"""The fewest distinct targets in these pairs."""
 
 NEARER = 0.75
 """The smallest share of queries that must be nearer to their answer than to that of
@@ -76,8 +79,11 @@ Candidate 0 is the offsets alone."""
 OTHERS = 1_500
 """The number of targets in the sample of the gallery, see "gallery" in `STEPS`."""
 
-FOLDS, PROBES = 3, 500
-"""The number of folds of each side, and the most pairs that one fold holds out."""
+FOLDS = 3
+"""The number of folds of each side."""
+
+PROBES = 500
+"""The most pairs that one fold holds out."""
 
 SOFTNESS = 0.4
 """The softness of R@1: a query is right by sigmoid(margin / (SOFTNESS tau))."""
@@ -108,8 +114,11 @@ FOUND = 0.8
 appear in their documents say nothing about other queries. Of titles that taught
 something, the raw search found 40 to 64 %; of those that did harm, 88 %."""
 
-KEPT, SPREAD = 0.9, 8_192
-"""The share of the identity that a whitening keeps, and the targets it is fitted on."""
+KEPT = 0.9
+"""The share of the identity that a whitening keeps."""
+
+SPREAD = 8_192
+"""The number of targets that a whitening is fitted on."""
 
 PRODUCTS = 1 << 22
 """The number of similarities in one block: 16 MiB, which fit in a cache."""
@@ -343,7 +352,8 @@ def require_able_to_choose(teachers: Teachers) -> None:
     Either the pairs are as far from the bank's queries as another language would be, or
     the raw search already finds most of them.
     """
-    bank, pairs = teachers.bank, teachers.pairs
+    bank = teachers.bank
+    pairs = teachers.pairs
     assert pairs is not None
     rng = np.random.default_rng(0)
     apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
@@ -506,7 +516,8 @@ def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
     If there are both pairs and clicks, both fits are also tried without the pairs,
     since titles may harm the queries that people ask.
     """
-    bank, pairs = teachers.bank, teachers.pairs
+    bank = teachers.bank
+    pairs = teachers.pairs
     rng = np.random.default_rng(0)
     gallery = bank.require_targets()
     others = draw_sample(gallery, OTHERS, bank.metric, rng)

@@ -407,6 +407,7 @@ class ErrorTranslator:
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call `function`; raise its errors as StoreError, and wrap what it returns."""
         try:
             result = function(*args, **named)
         except self._kinds as error:

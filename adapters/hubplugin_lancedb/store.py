@@ -155,8 +155,8 @@ class LanceStore(CandidateStore):
         if wrong:
             names = ", ".join(map(repr, wrong[:3]))
             raise StoreError(
-                f"{self.url}: each row needs its own id, but {names} is not unique; "
-                "correct the ids, then apply"
+                f"{self.url}: ids are missing or repeated: {names}; give each row its "
+                "own id, then apply"
             )
 
     def find_place(self, name: str) -> Any:

@@ -175,9 +175,9 @@ class Bank:
         lines = list(queries)
         if not lines or not all(isinstance(line, str) for line in lines):
             raise InputError(
-                f"{self.name}: expected texts together with ",
+                f"{self.name}: with ",
                 Parameter("embed"),
-                "; pass vectors without it",
+                ", queries must be texts; to pass vectors, leave it out",
             )
         return Texts(lines, range(len(lines)), self.name)
 

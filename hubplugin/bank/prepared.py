@@ -280,7 +280,9 @@ class PreparedBank:
         top = TopK(SPACINGS + 1)
         label = "examining the bank"
         search(self.surveyed, targets, self.metric, self.compute, top, label=label)
-        return Survey(top.scores[0], top.rows[0, :, 0])
+        largest = top.scores[0]  # of the only candidate, [q, k]
+        rows = top.rows[0]
+        return Survey(largest, rows[:, 0])
 
     @cached_property
     def deviation(self) -> float:

@@ -180,6 +180,7 @@ def bank(
 
 
 def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
+    """Count recorded queries and clicks; clicks that `store` lacks are unknown."""
     if recorded is None:
         return {}
     clicked = {target for counts in recorded.clicks for target in counts}

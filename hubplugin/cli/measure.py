@@ -25,7 +25,7 @@ from hubplugin.cli.options import (
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.naming import call_query, names_of
+from hubplugin.jobs.naming import display_query, names_of
 from hubplugin.registry import open_store
 from hubplugin.results import Result
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -149,7 +149,7 @@ def evaluate(
     if asked.texts is not None and (truth is None or truth.endswith(".npy")):
         # In a qrels file, a text would be the name of a query.
         rows = range(len(asked.texts.texts))
-        query_names = [call_query(asked, row) for row in rows]
+        query_names = [display_query(asked, row) for row in rows]
     gallery: Any
     names: Any
     if is_store:

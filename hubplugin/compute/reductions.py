@@ -106,7 +106,7 @@ def reduce(
     similarities: Similarities,
     targets: Vectors,
     reductions: Sequence[LogSum | MeanOfLargest],
-    answers: np.ndarray | None = None,
+    thresholds: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Reduce the similarities of every target, in one pass over them.
 
@@ -114,8 +114,9 @@ def reduce(
         similarities: The similarities of the bank.
         targets: The targets [n, d].
         reductions: Only the last may be a `LogSum`, since it overwrites the tiles.
-        answers: The similarity from which a target is an answer of each bank row, [m].
-            All sums leave out answers, and each target's largest other similarity.
+        thresholds: The similarity from which a target is an answer of each bank row,
+            [m]. Entries at or above these thresholds, and the largest entry below them
+            for each target, are left out.
 
     Returns:
         The value of each reduction for every target: float64 [n] each.
@@ -126,7 +127,7 @@ def reduce(
     largest_weight = 0.0
     last = reductions[-1]
     if isinstance(last, LogSum):
-        if len(reductions) == 1 and answers is None:
+        if len(reductions) == 1 and thresholds is None:
             fused = fuse_log_sum(similarities, targets, last)
             if fused is not None:
                 return [fused]
@@ -134,18 +135,20 @@ def reduce(
         if last.log_weights is not None:
             log_weights = library.to_device(last.log_weights)
             largest_weight = float(np.abs(last.log_weights).max())
-    thresholds = None
-    if answers is not None:
-        thresholds = library.to_device(similarities.lower(answers) * (1 / tau))
+    scale = 1 / tau
+    hidden_from = None
+    if thresholds is not None:
+        hidden_from = library.to_device(similarities.lower(thresholds) * scale)
     # Allocate once: small arrays kept between large temporary blocks fragment memory.
     results = [library.empty((targets.rows,), library.accumulator) for _ in reductions]
-    for tile in similarities.tiles(targets, "offsets", scale=1 / tau):
+    for tile in similarities.tiles(targets, "offsets", scale=scale):
         x = tile.s
-        if thresholds is not None:
-            similarities.hide(x, thresholds)
+        if hidden_from is not None:
+            similarities.hide(x, hidden_from)
         for values, reduction in zip(results, reductions, strict=True):
             if isinstance(reduction, MeanOfLargest):
-                values[tile.rows] = topk_mean(x, reduction.k, library) * tau
+                mean = topk_mean(x, reduction.k, library)
+                values[tile.rows] = mean * tau  # undoes `scale`
                 continue
             if log_weights is not None:
                 x += library.xp.astype(log_weights, x.dtype, copy=False)

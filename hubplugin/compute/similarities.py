@@ -149,27 +149,20 @@ class Similarities:
         progress = self.compute.progress
         is_euclidean = self.metric is Metric.EUCLIDEAN
         height = min(self.tile_rows, targets.rows)
-        # A block has whole tiles.
-        size = BLOCK_ROWS
-        if library.is_on_cpu:
-            size = min(size, BLOCK_NUMBERS // self.dim)
-        size = max(size // height, 1) * height
         halves = None
         if self.is_unit and library.multiplies_halves:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
         one_tile: dict[Any, Array] = {}
-        for start, block in self.blocks(targets, size):
+        for start, block in self.blocks(targets, self._block_size(height)):
             bound = self.longest
             if self.metric is not Metric.COSINE:
                 bound, squares = self._measure(block)
-            dtype = xp.float32
-            is_large = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
-            if is_large and library.has_float64:
-                dtype = xp.float64
+            dtype = self._dtype_for(bound)
             if dtype not in self._banks:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
             if is_euclidean:
+                # `bound` is that of b.t, and |b|^2/2 + |t|^2/2 does not exceed it.
                 bound *= 2
                 bank_bias = xp.astype(self._bias, dtype) * scale
                 bias = xp.astype(squares * (-scale / 2), dtype)[:, None]
@@ -196,6 +189,20 @@ class Similarities:
                 if progress is not None:
                     progress(label, rows.stop, targets.rows)
 
+    def _block_size(self, height: int) -> int:
+        """Return the number of targets in a block of whole tiles of `height` targets."""
+        size = BLOCK_ROWS
+        if self.library.is_on_cpu:
+            size = min(size, BLOCK_NUMBERS // self.dim)
+        return max(size // height, 1) * height
+
+    def _dtype_for(self, bound: float) -> Any:
+        """Return the type in which products of up to `bound` are computed."""
+        is_large = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
+        if is_large and self.library.has_float64:
+            return self.library.xp.float64
+        return self.library.xp.float32
+
     def scale_tiles(self, products: Array, scale: float) -> Iterator[Tile]:
         """Yield tiles of products [n, m] that are in memory, scaled in place."""
         for start in range(0, len(products), self.tile_rows):
@@ -205,7 +212,7 @@ class Similarities:
             yield Tile(rows, s, self.longest * abs(scale))
 
     def _measure(self, block: Array) -> tuple[float, Array]:
-        """Return a bound of |s(b_u, t)| in a block without unit length, and |t|^2."""
+        """Return a bound of |b_u.t| in a block without unit length, and |t|^2."""
         exact = self.library.xp.astype(block, self.library.accumulator)
         squares = self.library.xp.sum(exact * exact, axis=1)
         length = math.sqrt(float(self.library.xp.max(squares)))

@@ -69,8 +69,8 @@ class Kernel:
         columns: The targets; the first are the gallery.
         mass: The number of targets that each target of the gallery stands for.
         tau: The temperature.
-        answers: The thresholds of the answers to hide, see `Answers`. In the gallery,
-            the largest other entry of each target is hidden, too.
+        thresholds: The similarities from which answers are hidden, see `Answers`. In
+            the gallery, the largest other entry of each target is hidden, too.
         k: The k of `Scaling.topk_means`.
         distinct: The number of distinct bank rows.
     """
@@ -81,7 +81,7 @@ class Kernel:
         columns: Sequence[Vectors],
         mass: float,
         tau: float,
-        answers: np.ndarray | None,
+        thresholds: np.ndarray | None,
         k: int | None,
         distinct: int,
     ):
@@ -91,8 +91,8 @@ class Kernel:
         self._tau = tau
         self._k = k
         self._thresholds: Array = None
-        if answers is not None:
-            scaled = similarities.lower(answers) * (1 / tau)
+        if thresholds is not None:
+            scaled = similarities.lower(thresholds) * (1 / tau)
             self._thresholds = library.to_device(scaled)
         self._gallery = columns[0].rows
         self._n = sum(targets.rows for targets in columns)
@@ -107,17 +107,17 @@ class Kernel:
         self._has_products = self._kept is not None
         similarities.products = None
         shape = (self._n, similarities.m)
-        room = KEPT_SHARE * similarities.compute.bytes() / math.prod(shape)
+        bytes_each = KEPT_SHARE * similarities.compute.bytes() / math.prod(shape)
         may_halve = min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU
-        self._in_halves = 2 <= room < 4 and may_halve
+        self._in_halves = 2 <= bytes_each < 4 and may_halve
         if self._in_halves:
             self._kept = library.empty(shape, library.half)
-        elif room >= 4 and not self._has_products:
+        elif bytes_each >= 4 and not self._has_products:
             self._kept = library.empty(shape, library.xp.float32)
-        self._drift = -1.0
+        self._safe_change = -1.0  # none, if nothing is kept
         if self._kept is not None:
-            self._drift = SAFE_DRIFT[self._kept.itemsize]
-        self._reference = np.zeros(similarities.m)  # log alpha of the kept exponentials
+            self._safe_change = SAFE_DRIFT[self._kept.itemsize]
+        self._kept_log_alpha = np.zeros(similarities.m)
 
     def first_log_sums(self) -> np.ndarray:
         """Return LSE_j( s(b_u, t_j)/tau + log w_j ) of each bank row: float64 [m].
@@ -154,61 +154,85 @@ class Kernel:
             log_alpha: The log of alpha [m].
             label: The name of this step in progress reports.
         """
-        total = self._library.to_device(np.zeros(self._similarities.m))
-        for rows, values, weights in self._blocks(log_alpha, label):
-            n_beta = self._mass[rows] / multiply(values, weights)
-            total += multiply(values.T, n_beta)
+        library = self._library
+        change = self._change(log_alpha)
+        if change is None:
+            change = np.zeros_like(log_alpha)
+            blocks = self._new_blocks(log_alpha, label)
+        else:
+            blocks = self._kept_blocks(label)
+        weights = library.to_device(np.exp(change - change.max()), library.xp.float32)
+        total = library.to_device(np.zeros_like(change))
+        for rows, values in blocks:
+            w = library.xp.astype(weights, values.dtype, copy=False)
+            # n beta_j; the scale of row j cancels in the product with K'.
+            beta = self._mass[rows] / multiply(values, w)
+            total += multiply(values.T, beta)
         return to_host(total * weights).astype(np.float64)
 
     def log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
         """Return LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery [n].
 
-        Return None if that would need matrix products.
-        """
-        change = log_alpha - self._reference
-        if not np.ptp(change) <= self._drift:
-            return None
-        sums = self._library.empty((self._n,), self._library.accumulator)
-        for rows, values, weights in self._blocks(log_alpha, "log-sum-exp"):
-            if rows.start < self._gallery:
-                log_sums = self._library.xp.log(multiply(values, weights))
-                sums[rows] = log_sums + self._log_scale[rows]
-        return to_host(sums[: self._gallery]) + float(change.max())
-
-    def _blocks(
-        self, log_alpha: np.ndarray, label: str
-    ) -> Iterator[tuple[slice, Array, Array]]:
-        """Yield K in order, as rows, values [b, m] and weights w [m].
-
-        Row j of K is values * w * exp( log_scale_j + max(change) ), where change is that
-        of log alpha since K was kept. A block may overwrite the previous one.
+        Return None if `log_alpha` has moved too far to reuse the kept exponentials.
         """
         library = self._library
         xp = library.xp
-        change = log_alpha - self._reference
-        if not np.ptp(change) <= self._drift:  # no exponentials that can be used
-            self._reference = log_alpha
-            added = library.to_device(log_alpha)
-            largest = float(np.abs(log_alpha).max())
-            for tile in self._exponents(label):
-                x = tile.s
-                x += xp.astype(added, x.dtype, copy=False)
-                bound = tile.bound + largest
-                values, self._log_scale[tile.rows] = exponentials(x, bound, library)
-                yield tile.rows, values, xp.ones_like(values[0])
-            return
+        change = self._change(log_alpha)
+        if change is None:
+            return None
+        peak = float(change.max())
+        weights = library.to_device(np.exp(change - peak), xp.float32)
+        sums = library.empty((self._n,), library.accumulator)
+        for rows, values in self._kept_blocks("log-sum-exp"):
+            if rows.start < self._gallery:
+                log_sums = xp.log(multiply(values, weights))
+                sums[rows] = log_sums + self._log_scale[rows]
+        return to_host(sums[: self._gallery]) + peak
+
+    def _change(self, log_alpha: np.ndarray) -> np.ndarray | None:
+        """Return the change of log alpha since K was kept: float64 [m].
+
+        Return None if nothing is kept, or if the change is too large to reuse it.
+        """
+        change = log_alpha - self._kept_log_alpha
+        if np.ptp(change) <= self._safe_change:  # False if NaN
+            return change
+        return None
+
+    def _new_blocks(
+        self, log_alpha: np.ndarray, label: str
+    ) -> Iterator[tuple[slice, Array]]:
+        """Compute K for `log_alpha`, and yield it as `_kept_blocks` does."""
+        library = self._library
+        self._kept_log_alpha = log_alpha
+        added = library.to_device(log_alpha)
+        largest = float(np.abs(log_alpha).max())
+        for tile in self._exponents(label):
+            x = tile.s
+            x += library.xp.astype(added, x.dtype, copy=False)
+            bound = tile.bound + largest
+            values, self._log_scale[tile.rows] = exponentials(x, bound, library)
+            yield tile.rows, values
+
+    def _kept_blocks(self, label: str) -> Iterator[tuple[slice, Array]]:
+        """Yield the kept K in order, as rows and values [b, m].
+
+        Row j of K is values * w * exp( log_scale_j + max(change) ), where change is that
+        of log alpha since K was kept, and w = exp( change - max(change) ). A block may
+        overwrite the previous one.
+        """
+        library = self._library
         progress = self._similarities.compute.progress
         height = min(self._similarities.tile_rows, self._n)
-        weights = library.to_device(np.exp(change - change.max()), xp.float32)
         if self._in_halves:
-            scratch = library.empty((height, len(weights)), xp.float32)
+            scratch = library.empty((height, self._similarities.m), library.xp.float32)
         for start in range(0, self._n, height):
             rows = slice(start, min(start + height, self._n))
             values = self._kept[rows]
             if self._in_halves:
                 library.from_halves(values, scratch[: len(values)])
                 values = scratch[: len(values)]
-            yield rows, values, weights
+            yield rows, values
             if progress is not None:
                 progress(label, rows.stop, self._n)
 

@@ -154,7 +154,7 @@ def rank_store(
     if task.queries.dim != store.dim:
         raise InputError(
             f"{task.queries.name} have {task.queries.dim} dimensions, "
-            f"{store.url} has {store.dim}"
+            f"{store.url} has {store.dim}; embed the queries with the gallery's model"
         )
     if task.k < 1:
         raise InputError(f"k={task.k}: expected at least 1")
@@ -307,8 +307,8 @@ class Arrays:
             key, _, value = setting.partition("=")
             if not value:
                 raise InputError(
-                    f"method {method!r}: {key!r} is not a parameter; expected "
-                    "NAME=VALUE, as in 'is tau=0.05'"
+                    f"method {method!r}: {key!r} has no value; write NAME=VALUE, as in "
+                    "'is tau=0.05'"
                 )
             parameters[key] = value
         if name in PLANS:
@@ -344,7 +344,8 @@ class Arrays:
         if model.metric is not self.metric:
             raise InputError(
                 f"model {label!r} is for {model.metric.value}, but the evaluation is "
-                f"for {self.metric.value}"
+                f"for {self.metric.value}; fit with ",
+                Parameter("metric", self.metric.value),
             )
         offsets = model.offsets(self.targets, compute=self.task.compute)
         return Candidate(

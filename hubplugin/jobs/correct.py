@@ -195,12 +195,11 @@ def refit(
     teachers = job.read(Bank() if bank is None else bank, compute)
     if teaches_again and teachers.bank.known_answers is None:
         raise InputError(
-            "the active correction has a query map, and there is nothing to learn a "
-            "new one from: pass ",
+            "the active correction has a query map, and this bank has no answers to "
+            "learn a new one from: pass ",
             Parameter("answers"),
-            ", the pairs again (docs/titles.md), or ",
+            ", learn from pairs again (docs/titles.md), or drop the map with ",
             Parameter("learn", False),
-            " for a correction without a map",
         )
     gallery, teachers = job.read_gallery(teachers)
     fit = job.fit(teachers)
@@ -351,7 +350,8 @@ class Job:
         """Write a correction, or count what would be written."""
         store = self.store
         model = fit.model
-        replaced = store.correction() if model.query_map is None else None
+        # Asked before writing, which replaces the active correction.
+        drops_map = model.query_map is None and _has_map(store)
         if self.dry_run:
             done = preview(store, model, bank.compute, store.plan())
         else:
@@ -362,12 +362,20 @@ class Job:
             notes = [*small_bank(len(bank.distinct)), *notes]
         if fit.lesson is not None:
             notes += fit.lesson.notes
-        if replaced is not None and replaced.active and replaced.model.query_map:
+        if drops_map:
             notes.append(
                 "the previous correction had a query map, and this one has none: "
                 "rollback returns to it"
             )
         return replace(done, trial=fit.trial, notes=notes)
+
+
+def _has_map(store: Store) -> bool:
+    """Return True if the active correction of `store` has a query map."""
+    correction = store.correction()
+    if correction is None or not correction.active:
+        return False
+    return correction.model.query_map is not None
 
 
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:

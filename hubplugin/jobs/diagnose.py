@@ -24,7 +24,7 @@ from hubplugin.compute import Compute
 from hubplugin.guard import Trial, judge_by
 from hubplugin.jobs.correct import bank_for, read_learn_for
 from hubplugin.jobs.hubs import find_hubs, find_targets
-from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
+from hubplugin.jobs.naming import Naming, display_names, display_query, names_of
 from hubplugin.jobs.results import show_trial
 from hubplugin.learning import LearnedMap, Teachers, learn_query_map, read_learn
 from hubplugin.measures.hubness import (
@@ -61,8 +61,11 @@ from hubplugin.vectors import (
 
 logger = logging.getLogger(__name__)
 
-QUERIES, TARGETS = 500, 2_000
-"""The most queries and targets in a sample; shares are then within 2 points."""
+QUERIES = 500
+"""The most queries in a sample; shares are then within 2 points."""
+
+TARGETS = 2_000
+"""The most targets in a sample."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ def diagnose(
         ids = _ids_of(targets, original_rows(gallery)[rows])
         return ids, display_names(ids, names)
 
-    called = [call_query(examples, row) for row in range(queries)]
+    called = [display_query(examples, row) for row in range(queries)]
     right = prepared.clicks if prepared.pairs is None else None
     hubs, never = find_hubs(found, count, describe, called, right)
     k = min(OCCURRENCE, count)

@@ -19,7 +19,7 @@ from hubplugin.jobs.hubs import (
     find_targets,
     search_store,
 )
-from hubplugin.jobs.naming import Naming, call_query, display_names, names_of
+from hubplugin.jobs.naming import Naming, display_names, display_query, names_of
 from hubplugin.jobs.results import HubnessNow, Inspection
 from hubplugin.jobs.write import Counts, count_wrong, require_match
 from hubplugin.measures.hubness import (
@@ -164,7 +164,7 @@ def _read_live_queries(
             )
             logger.warning(message, len(new), FEWEST_LIVE)
         return None
-    names = [call_query(bank, row) for row in new.tolist()]
+    names = [display_query(bank, row) for row in new.tolist()]
     right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
     return LiveQueries(asked.query_bank[new], names, right)
 

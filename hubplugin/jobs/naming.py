@@ -86,7 +86,7 @@ def display_names(ids: Sequence[Id], names: Naming | None) -> list[str]:
     return displayed
 
 
-def call_query(bank: Bank, row: int) -> str:
+def display_query(bank: Bank, row: int) -> str:
     """Return the text of the query in a row of `bank`, or the row if it has no text."""
     source = bank.queries if bank.texts is None else bank.texts
     texts = getattr(source, "texts", None)

@@ -343,6 +343,7 @@ class Inspection(Result):
         return [*map(str, self._reasons())]
 
     def _reasons(self) -> Iterator[Step]:
+        """Yield the problems, each with the job that mends it."""
         yield from map(Step, self.warnings)
         if self.correction is None:
             yield Step("no correction, and searches are raw", "apply")
@@ -388,6 +389,7 @@ class Inspection(Result):
         return Page(headline, sign, scene, sections, [s for s in steps if s.job])
 
     def _facts(self) -> Iterator[str]:
+        """Yield the state of offsets, vectors and live queries, one line each."""
         yield f"{self.missing} targets without an offset, {self.stale} with a stale one"
         yield from self.notes
         for kind, ids in (("missing", self.missing_ids), ("stale", self.stale_ids)):

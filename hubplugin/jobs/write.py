@@ -247,6 +247,7 @@ class SpooledGallery:
     def _read(
         self, store: Store, progress: Progress | None, total: int
     ) -> Iterator[np.ndarray]:
+        """Scan `store`, yield its vectors, and keep places, ids and clicked rows."""
         done = 0
         for batch in store.scan():
             if store.shared:

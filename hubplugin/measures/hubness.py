@@ -123,9 +123,11 @@ def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
     """Return `share_of_most_found` as expected if queries find `k` random targets."""
     share = most_found(targets) / targets
     p = min(k, targets) / targets
-    chances = binomial(queries, p)[::-1]  # the largest N comes first
+    occurrences = np.arange(queries, -1, -1)  # the largest N comes first
+    chances = binomial(queries, p)[occurrences]
+    # The largest N count until their targets make up the share of the most found.
     counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
-    return float(counted @ np.arange(queries, -1, -1)) / (queries * p)
+    return float(counted @ occurrences) / (queries * p)
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:

@@ -63,8 +63,9 @@ class Method(BaseModel, ABC):
         """Return this method with all parameters that depend on bank and gallery."""
         parameters = self.resolve_parameters(bank)
         if self.answers == "auto":
-            is_clean = bank.answers_are_elsewhere
-            parameters["answers"] = "kept" if is_clean else "left out"
+            parameters["answers"] = "left out"
+            if bank.answers_are_elsewhere:
+                parameters["answers"] = "kept"
         return self.model_copy(update=parameters)
 
     def resolve_parameters(self, bank: PreparedBank) -> dict[str, Setting | None]:

@@ -220,7 +220,7 @@ class OffsetModel(ShownByFacts):
         if vectors.dim != self.dim:
             raise InputError(
                 f"queries have {vectors.dim} dimensions, the query bank of this model "
-                f"has {self.dim}"
+                f"has {self.dim}; embed the queries with the gallery's model"
             )
         searched = prepare(vectors, self.metric)
         return searched if self.query_map is None else self.query_map(searched)

@@ -158,7 +158,7 @@ def test_odd_ids_are_found_and_a_row_without_one_is_no_error(tmp_path, rng, kind
     photos.add(table(pa.array([None], kind), vectors[:1]))
     assert {None, ids[0]} <= set(store.search(vectors[:1], 3).ids[0])
     assert inspect(store).missing == 1
-    with refused(StoreError, "an id of its own, which None"):
+    with refused(StoreError, "ids are missing or repeated: None"):
         refresh(store)
 
 
@@ -211,7 +211,9 @@ def test_a_table_that_is_restored_is_brought_up_to_date_by_a_refresh(corrected, 
 def test_rows_that_share_an_id_are_refused_before_anything_is_written(tmp_path, rng):
     vectors = draw(rng, 53)
     store = create(tmp_path, vectors, [1, 1, *range(10, 61)])
-    with refused(StoreError, "each row needs its own id, but 1 is not unique"):
+    with refused(
+        StoreError, "ids are missing or repeated: 1; give each row its own id"
+    ):
         apply(store, vectors[:40] + 0.1, "is", force=True)
     assert left_in(tmp_path) == ["photos.lance"]
 

@@ -1,4 +1,4 @@
-"""Offsets that are far wider than the similarities are refused."""
+"""Offsets that outweigh the similarities are refused."""
 
 import re
 
@@ -27,7 +27,7 @@ def test_offsets_that_rank_by_themselves_are_refused_with_their_reach(alpha):
     scores = chosen.astype(np.float64) @ GALLERY.T
     first = np.argmax(scores + model.offsets(GALLERY), axis=1)
     nearer = scores > np.take_along_axis(scores, first[:, None], axis=1)
-    with refused(CorrectionRefused, "the similarities") as caught:
+    with refused(CorrectionRefused, "the offsets outweigh the similarities") as caught:
         require_displacement(model, given)
-    told = re.search(r"(\d+)% of the gallery", str(caught.value))[1]
+    told = re.search(r"behind (\d+)% of the gallery", str(caught.value))[1]
     assert float(told) == pytest.approx(100 * nearer.mean(), abs=1)

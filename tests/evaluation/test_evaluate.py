@@ -164,7 +164,7 @@ def test_the_same_seed_gives_the_same_result(scene):
             "unknown method 'magic': use one of blend, is, sn, .*gc.*hn",
         ),
         ({"methods": ["is tau=-1"]}, "tau='-1' is refused"),
-        ({"methods": ["is tau"]}, "'tau' is not a parameter; expected NAME=VALUE"),
+        ({"methods": ["is tau"]}, "'tau' has no value; write NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),
         ({"methods": ["is"], "bank": None}, "needs example queries"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),

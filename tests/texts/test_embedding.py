@@ -92,7 +92,7 @@ def test_a_function_embeds_as_its_name_does(model):
         Bank("log.txt", embed="my_model:lengths"),
     ):
         assert bank.vectors().array().tolist() == [[3, 1, 1], [5, 2, 1]]
-    with refused(InputError, r"expected texts together with embed="):
+    with refused(InputError, "with embed=, queries must be texts"):
         Bank(np.ones((2, 3)), embed=model.lengths).vectors()
     with refused(InputError, r"embed= for a query bank"):
         Bank(["red"]).vectors()

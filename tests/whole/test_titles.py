@@ -155,7 +155,7 @@ def test_what_becomes_of_the_map_is_said(store, vectors):
     queries = vectors[2]
     pairs = read_titles(store)
     apply(store, queries, learn=pairs)
-    said = r"there is nothing to learn a new one from: pass answers=, the pairs again .* or learn=False"
+    said = "no answers to learn a new one from: pass answers=, learn from pairs again .* learn=False"
     with refused(InputError, said):
         refit(store, queries[:200])
     refit(store, queries[:200], learn=False, force=True)
