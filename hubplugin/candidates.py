@@ -348,7 +348,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return snapshot
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        return add_offsets(self.read_targets(field), self.look(anew=True))
+        return with_offsets(self.read_targets(field), self.look(anew=True))
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """Search as every store does.
@@ -443,7 +443,7 @@ def plain_batch(
     return Batch(ids, vectors, offsets, values=values)
 
 
-def add_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]:
+def with_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch]:
     """Yield `batches` with the offsets of `snapshot`."""
     for batch in batches:
         yield replace(batch, offsets=snapshot.offsets_of(batch.ids, batch.vectors))
@@ -458,7 +458,7 @@ class CandidateWriting(Writing):
         self.found = found
 
     def scan(self) -> Iterator[Batch]:
-        return add_offsets(
+        return with_offsets(
             self._store.read_targets(), self._store.remember(self._version)
         )
 

@@ -14,7 +14,7 @@ from hubplugin.candidates import Candidates
 from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
 
-def with_offsets(write: Any) -> Any:
+def updating_offsets(write: Any) -> Any:
     """Wrap the method `write` of a collection so that it also updates offsets."""
 
     @functools.wraps(write)
@@ -40,9 +40,9 @@ class HubCollection(chromadb.Collection):
         self._store = ChromaStore(client, collection)
         self._store.every = 1.0
 
-    add = with_offsets(chromadb.Collection.add)
-    update = with_offsets(chromadb.Collection.update)
-    upsert = with_offsets(chromadb.Collection.upsert)
+    add = updating_offsets(chromadb.Collection.add)
+    update = updating_offsets(chromadb.Collection.update)
+    upsert = updating_offsets(chromadb.Collection.upsert)
 
     def query(self, *args: Any, **kwargs: Any) -> Any:
         """Search as a plain collection does, by corrected distances.

@@ -27,12 +27,12 @@ from hubplugin.candidates import (
     Candidates,
     CandidateStore,
     CandidateWriting,
-    add_offsets,
     plain_batch,
+    with_offsets,
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
-from hubplugin.jobs.write import Counts, compare, write_wrong
+from hubplugin.jobs.write import Counts, compare, rewrite_differing
 from hubplugin.metric import Metric
 from hubplugin.store import Batch, ErrorTranslator, Id
 
@@ -142,12 +142,12 @@ class ChromaStore(CandidateStore):
         if version is None:
             return
         page = self._targets.get(ids, include=["embeddings"])
-        written = plain_batch(page["ids"], page["embeddings"])
-        batches = add_offsets(iter([written]), snapshot)
+        batch = plain_batch(page["ids"], page["embeddings"])
+        batches = with_offsets(iter([batch]), snapshot)
         model = self.model(version)
         compared = compare(self, model, batches, Counts(), Compute(), "keeping")
         try:
-            write_wrong(CandidateWriting(self, version, "active"), compared)
+            rewrite_differing(CandidateWriting(self, version, "active"), compared)
         except StoreError:
             if self.active() == version:
                 raise

@@ -239,11 +239,12 @@ def remove_ids(index: faiss.Index, ids: np.ndarray | faiss.IDSelector) -> int:
                 "faiss.IDSelector"
             )
         selected = labels[np.isin(labels, numbers.astype(np.int64))]
-    steps = handler.plan_remove(selected, False)
+    before = handler.count
+    steps = handler.plan_remove(selected, renumbered=False)
     if selected.size:
         for step in steps:
             step()
-    return handler.count - recount(index)
+    return before - recount(index)
 
 
 class Gallery(Vectors):

@@ -515,6 +515,11 @@ class FaissStore(ManifestStore[FaissVersion]):
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         self._reread_if_changed()
         index = self.raw if raw else self.index
+        if queries.shape[1] != index.d:
+            raise InputError(
+                f"queries have {queries.shape[1]} dimensions, {self.url} has {index.d}; "
+                "search with vectors of the model that embedded its targets"
+            )
         try:
             scores, ids = index.search(queries, k)
         except (RuntimeError, MemoryError) as error:

@@ -83,13 +83,17 @@ class Searches:
         self._limit = strict.max_query_limit or MOST_CANDIDATES
 
     def search_raw(self, limit: int = SMALLEST_PAGE, exact: bool = False) -> Hits:
+        """Return the first `limit` results of each query, without a correction."""
         return self._search(QdrantManifest(), limit, exact)
 
     def search_corrected(
         self, version: QdrantVersion, limit: int = SMALLEST_PAGE, exact: bool = False
     ) -> Hits:
-        codes = not self._transport.is_local
-        version = version.replace(everywhere=version.storage == "vector", codes=codes)
+        """Return the first `limit` results of each query, corrected by `version`."""
+        version = version.replace(
+            everywhere=version.storage == "vector",  # all points have been written
+            searches_codes=not self._transport.is_local,
+        )
         manifest = QdrantManifest(active={version.vector: version})
         return self._search(manifest, limit, exact)
 
@@ -152,33 +156,33 @@ class Truth:
         self.moves = before.ids != self._hits.ids
         return self.moves
 
-    def recall(self, found: Hits, target: float) -> float:
+    def recall(self, found: Hits, least_recall: float) -> float:
         """Return the recall of the hits that a search has just `found`.
 
-        A recall below `target` may be due to writes by other clients. Then the results
+        A recall below `least_recall` may be due to writes by other clients. Then the results
         are read again, and points that differ between the two reads do not count.
         """
         share = recall(found, self._hits)
-        if share < target and self.moves:
+        if share < least_recall and self.moves:
             before = self._hits
             self.read_again()
-            share = recall(found, expected(found, before, self._hits))
+            share = recall(found, expected_hits(found, before, self._hits))
         return share
 
 
-def expected(found: Hits, before: Hits, after: Hits) -> Hits:
-    """Return the hits of a search that ran between two reads of the exact results.
+def expected_hits(found: Hits, before: Hits, after: Hits) -> Hits:
+    """Return the hits expected of a search between two reads of the exact results.
 
     A search must find the points in both reads. A point in only one of them came or
     went meanwhile: it is expected, and listed first, only if the search has `found` it.
     """
     ids: list[list[Id]] = []
     scores: list[list[float]] = []
-    for row, true in enumerate(before.ids):
-        moved = {*true} ^ {*after.ids[row]}
+    for row, ids_before in enumerate(before.ids):
+        moved = {*ids_before} ^ {*after.ids[row]}
         ids.append([point for point in found.ids[row] if point in moved])
-        scores.append([math.nan] * len(ids[row]))
-        for point, score in zip(true, before.scores[row], strict=True):
+        scores.append([math.nan] * len(ids[row]))  # NaN ties with no score
+        for point, score in zip(ids_before, before.scores[row], strict=True):
             if point not in moved:
                 ids[row].append(point)
                 scores[row].append(score)
@@ -203,24 +207,24 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     exact = searches.exact_allowed
     version = version.replace(exact_oversampling=None)
     limit = version.max_candidates or MOST_CANDIDATES
-    most = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
+    most_candidates = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
     if version.storage == "vector":
         wider = ratios(searches.largest_ef / DEFAULT_EF)[1:]
         every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider)]
-        widths = [version.replace(hnsw_ef=ef) for ef in every_ef]
+        versions = [version.replace(hnsw_ef=ef) for ef in every_ef]
     else:
-        every = ratios(most / SMALLEST_PAGE)
-        widths = [version.replace(oversampling=ratio) for ratio in every]
+        every_ratio = ratios(most_candidates / SMALLEST_PAGE)
+        versions = [version.replace(oversampling=ratio) for ratio in every_ratio]
         if points <= min(FEW_POINTS, limit):
-            return widths[-1]
+            return versions[-1]
     search_raw = partial(searches.search_raw, 2 * SMALLEST_PAGE, exact)
     raw_recall = Truth(search_raw).recall(searches.search_raw(), 1.0)
-    target = version.agreement * raw_recall
-    widest, truth = _find_truth(widths[-1], searches)
-    chosen = _choose(widths, target, truth, searches)
+    least_recall = version.agreement * raw_recall
+    widest, truth = _find_truth(versions[-1], searches)
+    chosen = _choose(versions, least_recall, truth, searches)
     if not truth.moves and truth.read_again():
         # Another client began to write after the truth was last read.
-        chosen = _choose(widths, target, truth, searches)
+        chosen = _choose(versions, least_recall, truth, searches)
     if exact:
         chosen = chosen.replace(raw_recall=raw_recall)
         if version.storage == "payload":
@@ -231,34 +235,41 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
 def _find_truth(
     widest: QdrantVersion, searches: Searches
 ) -> tuple[QdrantVersion, Truth]:
-    """Return a width that finds every corrected result, and what it finds.
+    """Return a version so wide that it finds every corrected result, and its results.
 
     With offsets in payloads, the number of candidates is raised until a quarter of them
     contain the results. An exact search with as many as `widest` has would occupy a
     server for a long time.
     """
     search = partial(searches.search_corrected, exact=searches.exact_allowed)
-    most = widest.oversampling
-    width = widest
+    most_oversampling = widest.oversampling
+    wide = widest
     if widest.storage == "payload":
-        width = widest.replace(oversampling=min(FEW_POINTS / SMALLEST_PAGE, most))
+        first_tried = min(FEW_POINTS / SMALLEST_PAGE, most_oversampling)
+        wide = widest.replace(oversampling=first_tried)
     while True:
-        truth = Truth(partial(search, width, 2 * SMALLEST_PAGE))
-        quarter = width.replace(oversampling=width.oversampling / EXACT_MARGIN)
-        if width == widest or truth.recall(search(quarter), 1.0) == 1.0:
-            return width, truth
-        wider = min(width.oversampling * EXACT_MARGIN, most)
-        width = width.replace(oversampling=wider)
+        truth = Truth(partial(search, wide, 2 * SMALLEST_PAGE))
+        quarter = wide.replace(oversampling=wide.oversampling / EXACT_MARGIN)
+        if wide == widest or truth.recall(search(quarter), 1.0) == 1.0:
+            return wide, truth
+        wider = min(wide.oversampling * EXACT_MARGIN, most_oversampling)
+        wide = wide.replace(oversampling=wider)
 
 
 def _choose(
-    widths: list[QdrantVersion], target: float, truth: Truth, searches: Searches
+    versions: list[QdrantVersion],
+    least_recall: float,
+    truth: Truth,
+    searches: Searches,
 ) -> QdrantVersion:
-    """Return the first of `widths` whose recall reaches `target`, or else the last."""
+    """Return the first of `versions` with the `least_recall`, or else the last.
 
-    def measure(number: int) -> float:
-        found = searches.search_corrected(widths[number])
-        return truth.recall(found, target)
+    The versions differ only in how widely a search looks, and the widest is the last.
+    """
 
-    first = first_that(lambda number: measure(number) >= target, len(widths))
-    return widths[first].replace(recall=measure(first))
+    def recall_of(index: int) -> float:
+        found = searches.search_corrected(versions[index])
+        return truth.recall(found, least_recall)
+
+    first = first_that(lambda index: recall_of(index) >= least_recall, len(versions))
+    return versions[first].replace(recall=recall_of(first))

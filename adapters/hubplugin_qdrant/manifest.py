@@ -69,7 +69,7 @@ class QdrantVersion(corrections.Version):
     The remaining fields are not stored. Each reader sets them.
 
     everywhere: True if every point is known to have an augmented vector.
-    codes: True if the store can search quantised codes. Local mode cannot.
+    searches_codes: True if the store can search quantised codes. Local mode cannot.
     query_map: The query map of the model.
     """
 
@@ -84,7 +84,7 @@ class QdrantVersion(corrections.Version):
     raw_recall: float | None = Field(default=None, ge=0, le=1)
     max_candidates: int | None = Field(default=None, ge=1, le=LARGEST)
     everywhere: bool = Field(default=False, exclude=True)
-    codes: bool = Field(default=True, exclude=True)
+    searches_codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     @property

@@ -246,7 +246,16 @@ class CorrectionCache:
         manifest = None
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
-            payload = yield from self._read_payload(collection)
+            try:
+                payload = yield from read_payload(self.raw, collection)
+            except Exception as error:
+                if fault_of(error) is not Fault.FORBIDDEN:
+                    raise
+                self.warn(
+                    f"the api key may not read {m.metadata_collection(collection)!r}: "
+                    f"if collection {collection!r} is corrected, its searches are raw "
+                    "here; let the key read that collection, too"
+                )
         if payload is not None:
             try:
                 manifest = parse_manifest(payload, collection)
@@ -262,27 +271,13 @@ class CorrectionCache:
         self.manifests[name] = cached
         return cached
 
-    def _read_payload(self, collection: str) -> Operation[Payload | None]:
-        try:
-            return (yield from read_payload(self.raw, collection))
-        except Exception as error:
-            if fault_of(error) is not Fault.FORBIDDEN:
-                raise
-            self.warn(
-                f"the api key may not read {m.metadata_collection(collection)!r}: if "
-                f"collection {collection!r} is corrected, its searches are raw here; "
-                "let the key read that collection, too"
-            )
-            return None
-
     def _as_used(
         self, collection: str, manifest: QdrantManifest
     ) -> Operation[QdrantManifest]:
         """Return `manifest` with the fields that this client needs for searches.
 
-        Versions whose augmented vectors are gone are dropped. `everywhere` is set if no
-        point lacks the augmented vector: then searches need not look for such points.
-        Query maps are read with their models.
+        Versions whose augmented vectors are gone are dropped. Query maps are only read
+        for offsets in payloads: augmented vectors already include the map.
 
         Raises the same errors as `read_model`.
         """
@@ -295,21 +290,35 @@ class CorrectionCache:
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
             if version.storage == "vector":
-                # A count of vectors would include those of deleted points.
-                lacks = lacks_augmented_vector(version)
-                is_lacking = yield from self._any(collection, lacks)
-                codes = not plain_client.is_local(self.raw)
-                version = version.replace(everywhere=not is_lacking, codes=codes)
+                version = yield from self._inspect_vectors(collection, version)
             else:
                 yield from self._warn_if_lost(collection, version)
-                # With augmented vectors, the map is part of these.
                 if version.mapped:
                     model = yield from self._read_fit(collection, version)
                     version = version.replace(query_map=model.query_map)
             active[name] = version
         return manifest.replace(active=active)
 
-    def _any(self, collection: str, condition: models.Filter) -> Operation[bool]:
+    def _inspect_vectors(
+        self, collection: str, version: QdrantVersion
+    ) -> Operation[QdrantVersion]:
+        """Return `version` with the facts that searches by augmented vectors need.
+
+        `everywhere` is set if no point lacks the augmented vector: then searches need
+        not look for such points. `searches_codes` is set unless this is local mode.
+        """
+        # A count of vectors would include those of deleted points.
+        is_lacking = yield from self._may_have_point(
+            collection, lacks_augmented_vector(version)
+        )
+        return version.replace(
+            everywhere=not is_lacking,
+            searches_codes=not plain_client.is_local(self.raw),
+        )
+
+    def _may_have_point(
+        self, collection: str, condition: models.Filter
+    ) -> Operation[bool]:
         """Return True if a point meets `condition`, or if no answer comes."""
         call = Call(self.raw.scroll, collection, condition, limit=1, with_payload=False)
         points, _ = yield from _answer(call, (True, None))
@@ -342,7 +351,7 @@ class CorrectionCache:
         first, _ = yield from _answer(one, ((), None))
         if not first or version.field in m.our_offsets(first[0].payload):
             return  # nearly always, one point is enough to tell
-        if not (yield from self._any(collection, has_offset(version))):
+        if not (yield from self._may_have_point(collection, has_offset(version))):
             self.warn(
                 f"no point of {collection!r} has an offset of version "
                 f"{version.number}, the active one in "

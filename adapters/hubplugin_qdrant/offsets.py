@@ -151,8 +151,7 @@ def require_free(payload: object, key: str | None) -> None:
     """Raise InputError if `payload` has our `key`. Without a key, do nothing."""
     if key is not None and isinstance(payload, Mapping) and key in payload:
         raise InputError(
-            f"payload key {key!r} is reserved for the offsets of hubplugin; "
-            "use another name"
+            f"payload key {key!r} is reserved for hubplugin's offsets; use another name"
         )
 
 

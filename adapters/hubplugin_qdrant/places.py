@@ -130,12 +130,14 @@ def divide(
         points: The number of points.
         count: The number of ranges. By default, a range has `SHARD_ROWS` points.
     """
-    height = max(-(-points // count), 1) if count else SHARD_ROWS
-    starts = [id for row, id in enumerate(ids) if row and row % height == 0]
+    rows_per_range = SHARD_ROWS
+    if count:
+        rows_per_range = max(-(-points // count), 1)
+    starts = [id for row, id in enumerate(ids) if row and row % rows_per_range == 0]
     shards = []
     for number, (first, last) in enumerate(pairwise([None, *starts, None])):
         name = f"{url}, shard {number} (ids from {first or 'the first'} on)"
-        shards.append(QdrantShard(name, url, first, last, height))
+        shards.append(QdrantShard(name, url, first, last, rows_per_range))
     return shards
 
 

@@ -476,7 +476,7 @@ def _augment(
     if version.metric is Metric.COSINE:
         query = as_unit(query)
     params = node.params
-    if version.codes:
+    if version.searches_codes:
         params = params or _SEARCH_PARAMS
         changes: dict[str, Any] = {"quantization": _FULL_VECTORS}
         if version.hnsw_ef is not None and params.hnsw_ef is None:

@@ -39,7 +39,7 @@ METRICS = {
     models.Distance.EUCLID: Metric.EUCLIDEAN,
 }
 
-FLOATS = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
+PRECISE_DATATYPES = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
 """The datatypes that are precise enough for offsets in a second vector."""
 
 DISTANCES = {metric: distance for distance, metric in METRICS.items()}
@@ -201,6 +201,7 @@ class PayloadSchema(Schema):
                 self.transport.ask("delete_payload_index", path, wait=True)
 
     def cost(self) -> str:
+        """Return the estimated memory and disk of the offsets and their index."""
         points = self.transport.count()
         memory, disk = _bytes(INDEX_BYTES * points), _bytes(PAYLOAD_BYTES * points)
         return f"about {memory} of memory, and {disk} of disk"
@@ -257,7 +258,7 @@ class VectorSchema(Schema):
                 "the collection is quantised to save memory, and a second vector has "
                 "no codes"
             )
-        if self.parameters.datatype not in FLOATS:
+        if self.parameters.datatype not in PRECISE_DATATYPES:
             return (
                 f"the vector is of {self.parameters.datatype.value}, and a second one "
                 "would be of float16"
@@ -265,9 +266,12 @@ class VectorSchema(Schema):
         return None
 
     def cost(self) -> str:
+        """Return the estimated memory or disk of the second vectors and their graph."""
         links = self.transport.opened.config.hnsw_config.m
         bytes_per_number = 2 if self._is_short else 4
-        bytes_per_point = bytes_per_number * (self.dim + 1) + 2 * links * 4
+        bytes_per_vector = bytes_per_number * (self.dim + 1)
+        # In the lowest layer of the graph, a point has up to 2 m links of 4 bytes.
+        bytes_per_point = bytes_per_vector + 2 * links * 4
         where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
         return f"about {_bytes(bytes_per_point * self.transport.count())} of {where}"
 

@@ -191,7 +191,7 @@ def rewrite_requests(
         embedded = yield from cache.embed_queries(requests)
         requests = []
         for request in embedded:
-            requests.append((yield from _look_up(cache, cached, request)))
+            requests.append((yield from _replace_point_id(cache, cached, request)))
     rewritten = []
     for request in requests:
         sent, finish = rewrite(request, cached.known)
@@ -207,7 +207,7 @@ def _hiding(cached: CachedManifest, finish: Finish) -> Finish:
     return lambda points: _hide_ours(cached, finish(points), with_vectors=True)
 
 
-def _look_up(
+def _replace_point_id(
     cache: CorrectionCache, cached: CachedManifest, request: models.QueryRequest
 ) -> Operation[models.QueryRequest]:
     """Replace a point id in the query of `request` by the vector of the point.

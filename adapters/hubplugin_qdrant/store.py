@@ -154,19 +154,19 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def read_manifest(self) -> QdrantManifest:
         read = metadata.read_payload
         payload = self._run("reading the manifest", read, self.collection)
-        return self._see(metadata.parse_manifest(payload, self.collection))
+        return self._remember(metadata.parse_manifest(payload, self.collection))
 
-    def _see(self, manifest: QdrantManifest) -> QdrantManifest:
+    def _remember(self, manifest: QdrantManifest) -> QdrantManifest:
         """Return `manifest`, and keep it for `seen` if this is the store of a job."""
         if self._corrected is not None:
             self._seen = manifest
         return manifest
 
     def write_manifest(self, manifest: corrections.Manifest[QdrantVersion]) -> None:
-        self._keep(metadata.MANIFEST_ID, manifest.model_dump(mode="json"))
-        self._see(cast(QdrantManifest, manifest))
+        self._replace_point(metadata.MANIFEST_ID, manifest.model_dump(mode="json"))
+        self._remember(cast(QdrantManifest, manifest))
 
-    def _keep(self, point: PointId, payload: m.Payload) -> None:
+    def _replace_point(self, point: PointId, payload: m.Payload) -> None:
         """Replace the `payload` of a point of the metadata collection in one step."""
         points = [models.PointStruct(id=point, vector={}, payload=payload)]
         self.transport.retry(
@@ -228,7 +228,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def write_model(self, version: QdrantVersion, model: OffsetModel) -> None:
         texts = model.to_texts()
         for point, part in zip(metadata.part_ids(version), texts, strict=True):
-            self._keep(point, {"part": part})
+            self._replace_point(point, {"part": part})
 
     def delete_model(self, version: QdrantVersion) -> None:
         points = models.PointIdsList(points=metadata.part_ids(version))
@@ -242,12 +242,16 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def delete_offsets(
         self, versions: Sequence[QdrantVersion], progress: Progress | None = None
     ) -> None:
+        """Delete the payload indexes and the augmented vectors of `versions`.
+
+        Numbers in payloads stay: see `delete_unknown_numbers`.
+        """
         self.transport.flush_all()
         is_last = not self.read_manifest().maintained
         for storage in SCHEMAS:
             self.schema(storage).delete(versions, is_last)
 
-    def delete_numbers(
+    def delete_unknown_numbers(
         self, manifest: QdrantManifest, progress: Progress | None = None
     ) -> None:
         """Delete the payload offsets of versions that `manifest` does not know."""
@@ -350,18 +354,19 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def begin(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> QdrantWriting:
-        before = self.seen()
-        if not before.last_number:
+        """Begin as any store does. Before a new version, log what writing it costs."""
+        earlier = self.seen()
+        if earlier.last_number == 0:  # no version was ever written
             self._create_metadata()
         version, found = self.start_version(model, progress)
-        if found == "nothing":
-            for line in self._price():
-                logger.warning("%s: %s", self.url, line)
+        if found == "nothing":  # the version is new
+            for notice in self._cost_notices():
+                logger.warning("%s: %s", self.url, notice)
         version = version.replace(
             max_candidates=self.transport.strict.max_query_limit,
             agreement=self._agreement or version.agreement,
         )
-        return QdrantWriting(self, version, found, model, before, progress)
+        return QdrantWriting(self, version, found, model, earlier, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if a correction cannot be written.
@@ -438,12 +443,15 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             *self._choice,
             f"offsets would take {schema.cost()}",
             f"manifest and model would be stored in {self.ours!r}",
-            *self._price(),
+            *self._cost_notices(),
             *others,
         ]
 
-    def _price(self) -> list[str]:
-        """Return the notice of how long writing takes and how it slows searches."""
+    def _cost_notices(self) -> list[str]:
+        """Return the notice of how long writing takes and how it slows searches.
+
+        The list is empty for a collection without a graph.
+        """
         schema = self.schema(self.storage)
         if not schema.expects_graph():
             return []
@@ -510,7 +518,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             manifest = manifest.withdraw(vector)
         if has_manifest:
             self.write_manifest(manifest)
-        self.delete_numbers(manifest.replace(retired=()), progress)
+        # Numbers of retired versions are only deleted if the manifest lacks these.
+        self.delete_unknown_numbers(manifest.replace(retired=()), progress)
         if has_manifest:
             super().remove(progress)
         else:
@@ -548,7 +557,7 @@ class QdrantWriting(Writing):
     version: The version to write.
     found: The state in which the version was found.
     model: The model of the version.
-    before: The manifest before this run.
+    earlier: The manifest before this run.
     progress: A callback for the steps after the last write.
     between: The id range of the points that `scan` yields.
     """
@@ -559,7 +568,7 @@ class QdrantWriting(Writing):
         version: QdrantVersion,
         found: Found,
         model: OffsetModel,
-        before: QdrantManifest,
+        earlier: QdrantManifest,
         progress: Progress | None = None,
         between: IdRange = EVERY_ID,
     ):
@@ -571,8 +580,8 @@ class QdrantWriting(Writing):
         self._between = between
         self._schema = store.schema(version.storage)
         self._transport = store.transport
-        later = self._later(before)
-        keys = m.payload_keys(before.everything) - m.payload_keys(later.everything)
+        later = self._later(earlier)
+        keys = m.payload_keys(earlier.everything) - m.payload_keys(later.everything)
         self._dropped = sorted(keys)
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
@@ -586,7 +595,7 @@ class QdrantWriting(Writing):
         yield from self._reader.read(self._between)
 
     def _later(self, manifest: QdrantManifest) -> QdrantManifest:
-        """Return the manifest as it will be after this version is activated."""
+        """Return the manifest once this version is active and retired ones deleted."""
         return manifest.activate(self.version).replace(retired=())
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
@@ -667,6 +676,6 @@ class QdrantWriting(Writing):
                 numbers = {version.number for version in manifest.everything}
                 if self.version.number not in numbers:
                     self.store.delete_offsets([self.version])
-                    self.store.delete_numbers(manifest)
+                    self.store.delete_unknown_numbers(manifest)
         finally:
             self._transport.give_up()

@@ -63,7 +63,11 @@ def _write_points(name: str) -> OfClient:
             points, lacking = yield Computing(with_offsets, points, versioned_models)
         plain = Call(getattr(cache.raw, name), **arguments | {"points": points})
         touched = [(ids, shard_key)]
-        return (yield from _then(cache, cached, plain, touched, [(lacking, shard_key)]))
+        return (
+            yield from _write_then_refresh(
+                cache, cached, plain, touched, [(lacking, shard_key)]
+            )
+        )
 
     return corrected(write_points, name)
 
@@ -147,7 +151,7 @@ def _change(name: str, selector: str = "points") -> OfClient:
             offsets.require_free(field_of(body, "payload"), cached.offset_key)
             touched.append((yield from _select(cache, cached, body, shard_key)))
         plain = Call(getattr(cache.raw, name), **arguments)
-        return (yield from _then(cache, cached, plain, touched, touched))
+        return (yield from _write_then_refresh(cache, cached, plain, touched, touched))
 
     return corrected(change, name)
 
@@ -167,7 +171,7 @@ def set_payload(
     return (yield Call(cache.raw.set_payload, **arguments))
 
 
-def _then(
+def _write_then_refresh(
     cache: CorrectionCache,
     cached: CachedManifest,
     plain: Call,
@@ -188,7 +192,8 @@ def _then(
         result = yield plain
     except Exception as error:
         if fault_of(error) not in PASSING:
-            # A write refused because of one point may have changed others.
+            # Refused, not merely unanswered: other points of the batch may have been
+            # written.
             with suppress(Exception):
                 yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
@@ -199,8 +204,9 @@ def _then(
         if (yield from cache.is_unchanged(name, cached)):
             break
         now = yield from cache.lookup(name, cached)
-        # If an alias was moved meanwhile, either collection may have got the write.
-        for collection in {now.collection, cached.collection}:
+        # If the name is an alias that was moved, either collection may have the points.
+        possibly_written = {now.collection, cached.collection}
+        for collection in possibly_written:
             current = now
             if collection != now.collection:
                 current = yield from cache.lookup(collection, cached)

@@ -209,15 +209,15 @@ def find_tolerance(
     return np.asarray(tolerance)
 
 
-def write_wrong(
+def rewrite_differing(
     writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
 ) -> None:
-    """Write the offsets that are wrong according to `compare`."""
-    for batch, offsets, wrong in compared:
-        if writing.takes_all or wrong.all():
+    """Write the offsets that differ from the stored ones, according to `compare`."""
+    for batch, offsets, differs in compared:
+        if writing.takes_all or differs.all():
             writing.write(batch, offsets)
-        elif wrong.any():
-            writing.write(batch.take(np.flatnonzero(wrong)), offsets[wrong])
+        elif differs.any():
+            writing.write(batch.take(np.flatnonzero(differs)), offsets[differs])
 
 
 class SpooledGallery:
@@ -307,7 +307,7 @@ class _WriteShard:
         with writing:
             batches = writing.scan()
             compared = compare(store, model, batches, counts, self.compute, self.label)
-            write_wrong(writing, compared)
+            rewrite_differing(writing, compared)
             writing.wait()
         return counts
 
@@ -463,7 +463,7 @@ def write_gallery(
         else:
             batches = gallery.batches()
         compared = compare(store, model, batches, counts, compute, label, vectors)
-        write_wrong(writing, compared)
+        rewrite_differing(writing, compared)
         return counts
 
     half = (

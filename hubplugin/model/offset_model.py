@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import LARGEST, Header
 from hubplugin.model.query_map import QueryMap
-from hubplugin.model.terms import Term, group_by_pass, pack, unpack
+from hubplugin.model.terms import Term, pack, unpack
 from hubplugin.vectors import Directed, VectorLike, Vectors, as_vectors, prepare
 
 PART_BYTES = 3 << 20
@@ -168,28 +170,26 @@ class OffsetModel(ShownByFacts):
         vectors = as_vectors(targets, "targets")
         products = vectors.rows * sum(term.bank.size for term in self.terms)
         compute = compute.for_products(products)
+        directed = vectors
+        raw = None
         if not Library(compute).is_on_cpu:
             # On a GPU, computing all offsets is quicker than scanning for zero vectors
             # first, so scan only if one turns up.
+            with suppress(ZeroVector):
+                raw = self.raw_offsets(vectors, compute)
+        if raw is None:
             try:
-                return self._centred(self.raw_offsets(vectors, compute))
-            except ZeroVector:
-                pass
-        try:
-            directed = Directed.of(vectors, self.metric)
-        except EmptyInput:
-            return np.zeros(vectors.rows, np.float32)
-        offsets = self._centred(self.raw_offsets(directed, compute))
-        if isinstance(directed, Directed) and directed is not vectors:
-            return directed.for_source(offsets)
-        return offsets
-
-    def _centred(self, raw: np.ndarray) -> np.ndarray:
-        """Return `raw` offsets centred and capped: float32 [n]."""
+                directed = Directed.of(vectors, self.metric)
+            except EmptyInput:
+                return np.zeros(vectors.rows, np.float32)
+            raw = self.raw_offsets(directed, compute)
         offsets = raw - self.centre
         if self.gallery is not None:
             offsets = np.minimum(offsets, self.gallery.cap)
-        return offsets.astype(np.float32)
+        offsets = offsets.astype(np.float32)
+        if isinstance(directed, Directed) and directed is not vectors:
+            return directed.for_source(offsets)
+        return offsets
 
     def similarities(self, term: Term, compute: Compute) -> Similarities:
         """Return the similarities of a term's bank, which is mapped like queries.
@@ -273,7 +273,10 @@ class OffsetModel(ShownByFacts):
         """
         vectors = as_vectors(targets, "targets")
         total = np.zeros(vectors.rows)
-        for terms in group_by_pass(self.terms):
+        # Successive terms with the same bank and answers share a pass.
+        passes = groupby(self.terms, lambda term: (id(term.bank), id(term.answers)))
+        for _, group in passes:
+            terms = [*group][::-1]  # a log-sum-exp last, as `reduce` requires
             similarities = self.similarities(terms[0], compute)
             reductions = [term.reduction for term in terms]
             values = reduce(similarities, vectors, reductions, terms[0].answers)
@@ -330,7 +333,7 @@ class OffsetModel(ShownByFacts):
             content = b"".join(map(base64.b64decode, texts))
         except (ValueError, TypeError) as error:
             raise ModelFileError(f"{name} is damaged: {error}; fit it again") from None
-        return OffsetModel.from_bytes(content, name)
+        return file.from_bytes(content, name, _build)
 
     def __repr__(self) -> str:
         method = describe_method(self.method, self.parameters)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -76,15 +75,6 @@ Term: TypeAlias = LogSumExp | TopKMean | Dot
 TERMS: dict[str, Callable[..., Term]] = {
     term.kind: term for term in (LogSumExp, TopKMean, Dot)
 }
-
-
-def group_by_pass(terms: Sequence[Term]) -> Iterator[list[Term]]:
-    """Yield the terms that share a pass: successive terms with one bank and answers.
-
-    A log-sum-exp comes last, as `compute.reduce` requires.
-    """
-    for _, group in groupby(terms, lambda term: (id(term.bank), id(term.answers))):
-        yield [*group][::-1]
 
 
 def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:

@@ -304,3 +304,11 @@ def test_ids_below_zero_are_found_as_plain_faiss_finds_them(file):
     _, expected = faiss.read_index(str(file)).search(GALLERY[:20], 3)
     assert (expected < 0).any()
     assert opened(file).search(GALLERY[:20], 3).ids == expected.tolist()
+
+
+def test_queries_of_another_dimension_are_refused_by_naming_both(file):
+    store = opened(written(file, filled("Flat", GALLERY)))
+    dim = GALLERY.shape[1]
+    for raw in (False, True):
+        with refused(InputError, f"queries have {dim - 1} dimensions, .* has {dim};"):
+            store.search(GALLERY[:2, 1:], 3, raw=raw)

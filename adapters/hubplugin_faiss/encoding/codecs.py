@@ -40,8 +40,9 @@ class OffsetCoder:
         """Return the extra components [n, w] that come closest to `offsets` [n] after
         coding.
 
-        Each dimension in turn takes the remainder, except for the reserves of later
-        dimensions. The rounding error of its code is left to the next dimension.
+        Each dimension in turn takes the remainder, except for the reserves: q_j^2, what
+        each later dimension j adds if it holds the query's component q_j. The rounding
+        error of its code is left to the next dimension.
 
         Args:
             offsets: The offsets, [n].
@@ -49,7 +50,7 @@ class OffsetCoder:
                 differences, [n, w], or [1, w] for all.
         """
         components = np.zeros((len(offsets), len(self.extra.query)), np.float32)
-        for i in self.codec.carriers:
+        for i in self.codec.offset_dimensions:
             wanted = self.extra.component(offsets, components[:, :i])
             # The codec encodes all extra dimensions at once: encode one with zeros.
             alone = np.zeros_like(components)
@@ -90,9 +91,9 @@ class OffsetCoder:
         if error > tolerance:
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit "
-                f"the codes of this {type(index).__name__}; fit the model on vectors as "
-                "long as those in the index, or scale the vectors down before you index "
-                "them"
+                f"the codes of this {type(index).__name__}; fit the model on vectors of "
+                "the same norm as those in the index, or scale the vectors down before "
+                "you index them"
             )
 
     def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
@@ -140,8 +141,8 @@ class Codec:
     lossy = False
     """True if codes may change the length of a vector by more than a hundredth."""
 
-    carriers: Sequence[int] = (0,)
-    """The extra dimensions that carry the offset. Others are padding."""
+    offset_dimensions: Sequence[int] = (0,)
+    """The numbers of the extra dimensions that hold the offset. Others are padding."""
 
     limits = (-np.inf, np.inf)
     """The smallest and the largest extra component in a code."""
@@ -220,9 +221,10 @@ class ScalarCodec(Codec):
         trained = faiss.vector_to_array(quantizer.trained)
         self.tables = trained.reshape(-1, quantizer.d).T
         self.lossy = kind in self.LEVELS
-        self.carriers = range(2)  # of at least 6 bits each, so 12 bits per offset
+        # They have at least 6 bits each, so an offset has 12.
+        self.offset_dimensions = range(2)
         if kind == SQ.QT_4bit:
-            self.carriers = range(3)
+            self.offset_dimensions = range(3)
         elif self.lossy:
             # With 4 bits there is no step: rounding list ranks to a fifteenth of their
             # range cost 0.006 of recall at equal nprobe, and 0.06 with L2.
@@ -244,7 +246,7 @@ class ScalarCodec(Codec):
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
         # At least one dimension is padding; the last one holds the fingerprint bits.
-        used = len(self.carriers)
+        used = len(self.offset_dimensions)
         width = used + 1 + -(self.quantizer.d + used + 1) % 16
         ends = np.array([spec.low, spec.high])
         query = [spec.first_component()]
@@ -275,21 +277,21 @@ class ScalarCodec(Codec):
         q = extra.query.astype(np.float64)
         first = q[0]
         spread = np.zeros(1)
-        about = np.zeros(1)
+        base_components = np.zeros(1)
         if bases is not None:
             spread = bases
-            about = np.sqrt(np.maximum(first**2 - 2 * bases, 0))
+            base_components = np.sqrt(np.maximum(first**2 - 2 * bases, 0))
         if spec.euclidean:
             # Component i encodes q_i + x_i, but the first one only the difference from
             # the centroid's x_0.
-            low = -about.max()
-            high = np.sqrt(first**2 - 2 * spec.low) - about.min()
+            low = -base_components.max()
+            high = np.sqrt(first**2 - 2 * spec.low) - base_components.min()
         else:
             low = (spec.low - spread.max()) / first
             high = (spec.high - spread.min()) / first
         count = self.LEVELS[self.quantizer.qtype]
         ranges = np.zeros((len(q), 2))
-        for i in self.carriers:
+        for i in self.offset_dimensions:
             # Leave two steps spare: `below` rounds up to place a level on `middle`.
             step = max((high - low) / (count - 2), 1e-12)
             below = np.ceil(-low / step - 1e-6)
@@ -297,7 +299,7 @@ class ScalarCodec(Codec):
             if bases is None:
                 middle = q[i]
             ranges[i] = middle - (below + 0.5) * step, count * step
-            if i == self.carriers[-1]:
+            if i == self.offset_dimensions[-1]:
                 break
             if spec.euclidean:
                 lost = np.sqrt((high - low) * step + step**2)
@@ -343,7 +345,7 @@ class ProductCodec(Codec):
         codebooks = faiss.vector_to_array(quantizer.centroids)
         self.tables = codebooks.reshape(quantizer.M, -1)
         self.part = quantizer.dsub
-        self.carriers = range(0, quantizer.d, self.part)
+        self.offset_dimensions = range(0, quantizer.d, self.part)
 
     def with_tables(self, tables: np.ndarray) -> ProductCodec:
         d = len(tables) * self.part
@@ -370,22 +372,22 @@ class ProductCodec(Codec):
         query[0] = spec.first_component()
         extra = spec.extra_dimensions(query, len(query), sample, bases)
         first = ExtraDimensions(extra.query[:1], spec.euclidean)
-        about = np.zeros(1)
+        base_components = np.zeros(1)
         if bases is not None:
-            about = first.component(bases)
-        values = first.component(sample) - about
+            base_components = first.component(bases)
+        values = first.component(sample) - base_components
         ends = first.component(np.array([spec.low, spec.high]))
-        room = ends.min() - about.max(), ends.max() - about.min()
-        codebooks = [place_levels(values, levels, first.query - about, room)]
+        room = ends.min() - base_components.max(), ends.max() - base_components.min()
+        codebooks = [place_levels(values, levels, first.query - base_components, room)]
         if parts == 2:
             # The second part encodes what the first one loses of the sampled offsets.
             placed = codebooks[0]
             nearest = np.searchsorted((placed[1:] + placed[:-1]) / 2, values)
-            held = placed[nearest] + about
+            held = placed[nearest] + base_components
             lost = sample - first.offsets(held[:, None])
             if len(np.unique(values)) < levels:
                 # The levels fit the sample exactly, but later offsets may lie between.
-                offsets = first.offsets(placed[:, None] + about.mean())
+                offsets = first.offsets(placed[:, None] + base_components.mean())
                 gap = np.diff(np.sort(offsets)).max()
                 lost = np.concatenate([lost, gap * np.linspace(-0.5, 0.5, levels)])
             query[self.part] = query[0]
@@ -394,9 +396,9 @@ class ProductCodec(Codec):
             extra = spec.extra_dimensions(query, len(query), sample, bases)
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
             # In this part, centroids have the same component as the query.
-            about = second.query * (bases is not None)
-            values = second.component(lost) - about
-            plain = second.query - about
+            base_components = second.query * (bases is not None)
+            values = second.component(lost) - base_components
+            plain = second.query - base_components
             codebooks.append(place_levels(values, levels, plain, (0.0, 0.0)))
         tables = np.zeros((parts, levels, self.part), np.float32)
         tables[:, :, 0] = codebooks
@@ -417,8 +419,8 @@ def place_levels(
         plain: The values for vectors that plain Faiss adds. They become levels if they
             take at most an eighth of `count`, or if there are spare levels.
         room: The range of values that may come later. Spare levels are spread over it.
-            Without spare levels, and with a `count` of at least 32, a sixteenth of the
-            levels goes to the parts below and above all values.
+            Without spare levels, and with a `count` of at least 32, there are margins:
+            a 32nd of the levels each lies below and above all values.
     """
     distinct = np.unique(values)
     fixed = np.unique(plain.astype(np.float32))
@@ -433,10 +435,10 @@ def place_levels(
     # Start with levels spread evenly over the range, not by quantiles: this keeps the
     # rare extremes, which are the hubs.
     first, last = distinct[[0, -1]]
-    spare = count // 32
-    below = np.linspace(room[0], first, spare, endpoint=False)
-    above = np.linspace(room[1], last, spare, endpoint=False)
-    within = np.linspace(first, last, count - len(fixed) - 2 * spare)
+    margin = count // 32
+    below = np.linspace(room[0], first, margin, endpoint=False)
+    above = np.linspace(room[1], last, margin, endpoint=False)
+    within = np.linspace(first, last, count - len(fixed) - 2 * margin)
     levels = np.concatenate([fixed, below, within, above])
     for _ in range(20):
         order = np.argsort(levels, kind="stable")

@@ -23,7 +23,7 @@ BESTS = 1 << 23
 The lists of an index with many lists are ranked by fewer queries, but at least 40.
 """
 
-FLOATS = faiss.IndexFlat | faiss.IndexHNSWFlat
+FLOAT_QUANTIZERS = faiss.IndexFlat | faiss.IndexHNSWFlat
 """The coarse quantizers that store centroids as floats.
 
 Others are not changed: a transform in front of them drops the extra dimensions.
@@ -62,7 +62,8 @@ class InvertedListsHandler(BaseIndexHandler):
             )
         super().__init__(index, extra)
         self.quantizer = faiss.downcast_index(index.quantizer)
-        self.ranked = isinstance(self.quantizer, FLOATS)
+        # Only such a quantizer stores the extra components that rank its lists.
+        self.ranked = isinstance(self.quantizer, FLOAT_QUANTIZERS)
         is_float = isinstance(index, faiss.IndexIVFFlat)
         self.holds_differences = index.by_residual and not is_float
         self.residual = self.holds_differences and self.ranked
@@ -190,7 +191,7 @@ class InvertedListsHandler(BaseIndexHandler):
 def quantizer_like(old: faiss.Index, centres: np.ndarray) -> faiss.Index:
     """Return a coarse quantizer with the type of `old` and `centres` [nlist, d].
 
-    `old` is one of `FLOATS`.
+    `old` is one of `FLOAT_QUANTIZERS`.
     """
     new = faiss.IndexFlat(centres.shape[1], old.metric_type)
     new.add(centres)
@@ -207,7 +208,7 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
         quantizer of floats stores them.
     """
     nlist, width = components.shape
-    if isinstance(quantizer, FLOATS):
+    if isinstance(quantizer, FLOAT_QUANTIZERS):
         centres = quantizer.reconstruct_batch(np.arange(nlist))
         return quantizer_like(quantizer, np.hstack([centres, components]))
     d = quantizer.d
@@ -217,7 +218,8 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
 
 def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     """Undo `widen_quantizer`: return a coarse quantizer with only `d` components."""
-    if not isinstance(quantizer, FLOATS):
+    if not isinstance(quantizer, FLOAT_QUANTIZERS):
+        # It was widened by a transform in front of it, which drops the components.
         return faiss.clone_index(quantizer.index)
     centres = quantizer.reconstruct_batch(np.arange(quantizer.ntotal))
     return quantizer_like(quantizer, centres[:, :d])

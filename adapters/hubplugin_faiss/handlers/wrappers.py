@@ -93,7 +93,7 @@ class IdMapHandler(WrapperHandler):
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
         is_removed = np.isin(self._ids, ids)
         rows = np.flatnonzero(is_removed)
-        remove = self.inner.plan_remove(rows, True)
+        remove = self.inner.plan_remove(rows, renumbered=True)
         return [*remove, partial(set_ids, self.index, self._ids[~is_removed])]
 
     def labels(self) -> np.ndarray:
@@ -347,8 +347,8 @@ class RefineHandler(WrapperHandler):
         The second stage finds entries by their row, so `renumbered` has no effect.
         """
         return [
-            *self._base.plan_remove(ids, True),
-            *self.inner.plan_remove(ids, True),
+            *self._base.plan_remove(ids, renumbered=True),
+            *self.inner.plan_remove(ids, renumbered=True),
         ]
 
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
