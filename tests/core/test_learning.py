@@ -373,12 +373,6 @@ def test_pairs_of_another_gallery_or_another_model_are_refused(
             hubplugin.fit(targets, bank, learn=learn)
 
 
-def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
-    rows = np.r_[:PAIRS, :9]
-    repeated = Bank(queries[rows], answers[rows])
-    assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
-
-
 def test_what_cannot_learn_is_refused_in_one_line(targets, queries, answers, log):
     thrice = Bank(np.tile(queries[:49], (3, 1)), np.tile(answers[:49], 3))
     for said, wrong in {
