@@ -117,9 +117,13 @@ def mapped():
     return hubplugin.fit(TARGETS, PAIRS, learn=True)
 
 
-def test_an_exact_search_scores_by_the_mapped_query(backend, fill, storage, mapped):
-    gallery = fill(using="code")
+def test_a_graph_and_an_exact_search_find_by_the_mapped_query(
+    backend, fill, storage, mapped
+):
+    gallery = fill(using="code", graph=True)
     write(gallery.store(storage), mapped)
+    raw = gallery.agreement(gallery.found(raw=True), None)
+    assert gallery.agreement(gallery.found(), mapped) >= raw - 0.02
     widen(gallery.store(), len(gallery.ids) / K)
     best = -np.sort(-exact_scores(QUERIES, gallery.vectors, mapped), axis=1)[:, :K]
     for queries in (QUERIES, 2 * QUERIES):
@@ -127,15 +131,6 @@ def test_an_exact_search_scores_by_the_mapped_query(backend, fill, storage, mapp
         given = [[point.score for point in points] for points in found]
         # What float32 loses of an offset, a sum over the bank, is most of it.
         assert_near(given, best)
-
-
-def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(
-    fill, storage, mapped
-):
-    gallery = fill(using="code", graph=True)
-    write(gallery.store(storage), mapped)
-    raw = gallery.agreement(gallery.found(raw=True), None)
-    assert gallery.agreement(gallery.found(), mapped) >= raw - 0.02
 
 
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):

@@ -285,43 +285,6 @@ def test_the_map_is_chosen_that_gains_most_on_the_mean_of_the_sides(sides, chose
     assert learning.choose(sides, 0.05, only_maps, apart) == chosen
 
 
-def test_a_map_whose_held_out_figure_falls_is_not_used():
-    """170 pairs of 85 targets: what they teach helps these targets, and harms others."""
-    rng = np.random.default_rng(0)
-    targets = unit(rng.normal(size=(N, 64)))
-    own_words = targets + 2 * unit(rng.normal(size=targets.shape))
-    answers = np.repeat(rng.permutation(N)[:85], 2)
-    queries = own_words[answers] + 0.6 * unit(rng.normal(size=(170, 64)))
-    banks = teachers_of(targets, Bank(unit(queries), answers))
-    bases = learning.list_bases(METHODS["blend"](), banks)
-    folds = learning.draw_sides(banks, banks.find_teaching())
-    sides = {
-        side: cross_validate([base.try_variants for base in bases], banks.bank, part)
-        for side, part in folds.items()
-    }
-    assert set(sides) == {"other", "asked"}
-    all_may = np.ones(len(sides["other"].right), bool)
-
-    def choose(sides):
-        return learning.choose(sides, bases[0].tau, all_may, False)
-
-    # The mean of both sides alone would choose a map that loses on one.
-    unseen = np.zeros_like(sides["other"].right)
-    blind = choose(
-        {
-            "other": replace(sides["other"], right=unseen),
-            "asked": sides["asked"],
-        }
-    )
-    right = sides["other"].right.mean(axis=1)
-    assert right[blind] < right[learning.RAW] - 0.03
-    assert right[choose(sides)] >= right[learning.RAW]
-    lesson = learning.learn_query_map(METHODS["blend"](), banks)
-    assert lesson.model.query_map.strength > 0
-    assert lesson.other.after >= lesson.other.before
-    assert lesson.asked.after > lesson.asked.before + 0.1
-
-
 def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_stay():
     base = learning.MapFit(METHODS["blend"](), 1.0, 0.05, np.zeros((0, D)))
     white = replace(base, whitening=np.eye(D, dtype=np.float32))
@@ -408,12 +371,6 @@ def test_pairs_of_another_gallery_or_another_model_are_refused(
     for bank, learn in ((wrong, True), (others, True), (wrong, titles)):
         with refused(CorrectionRefused, said):
             hubplugin.fit(targets, bank, learn=learn)
-
-
-def test_a_pair_that_is_there_twice_counts_once(targets, queries, answers):
-    rows = np.r_[:PAIRS, :9]
-    repeated = Bank(queries[rows], answers[rows])
-    assert hubplugin.fit(targets, repeated, learn=True).query_map.pairs == PAIRS
 
 
 def test_what_cannot_learn_is_refused_in_one_line(targets, queries, answers, log):

@@ -26,12 +26,6 @@ def test_evenly_found_targets_have_no_hubness_at_all():
     assert even == hubness.Hubness(10, 0.0, 10, 0.0)
 
 
-def test_one_hub_that_takes_every_find():
-    taken = hubness.Hubness.of(np.array([8, 0, 0, 0]), 1)
-    assert taken.anti_hub_share == pytest.approx(3 / 4)
-    assert taken.largest == 8
-
-
 @pytest.mark.parametrize(
     ("queries", "k", "targets"),
     [(200, 10, 20_000), (1000, 10, 300), (5, 1, 2), (40, 10, 8)],

@@ -73,6 +73,20 @@ def test_hubs_are_those_of_the_matrix_with_their_own_names(example):
     assert [hub.id - 1 for hub in shifted.hubs] == [hub.id for hub in plain.hubs]
 
 
+def check_misled(hubs, raw, corrected, called="{}"):
+    """Check the queries that hubs answer wrongly by the scores [q, n] of both searches; return the first.
+
+    The answer to query i is target i. called: The name of a target, with its row.
+    """
+    shown = [(hub, misled) for hub in hubs for misled in hub.misled]
+    for hub, misled in shown:
+        row = int(misled.query.strip("“”").split()[1])
+        assert raw[row].argmax() == hub.id != row
+        assert misled.after == called.format(corrected[row].argmax())
+        assert misled.right == (corrected[row].argmax() == row)
+    return shown[0][1]
+
+
 def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(example):
     queries, targets = example
     texts = [f"question {row}" for row in range(QUERIES)]
@@ -90,17 +104,10 @@ def test_a_hub_is_shown_corrected_and_with_queries_that_it_answers_wrongly(examp
     raw = queries @ targets.T
     corrected = raw + model.offsets(targets)
     found = k_occurrence(np.argsort(-corrected, axis=1)[:, :10], len(targets))
-    shown = [(hub, misled) for hub in diagnosis.hubs for misled in hub.misled]
-    assert shown
     for hub in diagnosis.hubs:
         assert hub.found_by[CORRECTED] == pytest.approx(found[hub.id], abs=1)
         assert len(hub.misled) <= 3
-    for hub, misled in shown:
-        row = int(misled.query.strip("“”").split()[1])
-        assert raw[row].argmax() == hub.id != row
-        assert misled.after == f"target {corrected[row].argmax()}"
-        assert misled.right == (corrected[row].argmax() == row)
-    hub, misled = shown[0]
+    misled = check_misled(diagnosis.hubs, raw, corrected, "target {}")
     assert f"→ {misled.after}" in str(diagnosis)
     assert str(misled) in diagnosis.as_text(verbose=True)
 
@@ -121,14 +128,8 @@ def test_inspect_shows_hubs_with_recorded_queries_and_what_was_clicked(
     assert seen.hubness.live
     raw = queries @ targets.T
     corrected = raw + store.correction().model.offsets(targets)
-    shown = [(hub, misled) for hub in seen.hubness.hubs for misled in hub.misled]
-    assert shown
-    for hub, misled in shown:
-        row = int(misled.query.strip("“”").split()[1])
-        assert raw[row].argmax() == hub.id != row
-        assert misled.after == str(corrected[row].argmax())
-        assert misled.right == (corrected[row].argmax() == row)
-    assert str(shown[0][1]) in seen.as_text(verbose=True)
+    misled = check_misled(seen.hubness.hubs, raw, corrected)
+    assert str(misled) in seen.as_text(verbose=True)
 
 
 def test_copies_and_another_model_are_advised_upon_and_not_corrected(example):

@@ -23,7 +23,6 @@ from hubplugin.results import (
     Section,
     Step,
     compare,
-    describe_changes,
     list_hubs,
 )
 from hubplugin_qdrant import HubQdrantClient
@@ -204,14 +203,6 @@ def test_banks_and_clients_print_in_one_line(tmp_path):
     client = HubQdrantClient(url="http://key:secret@here:6333", timeout=1)
     assert repr(client).startswith("<HubQdrantClient: http://")
     assert "secret" not in repr(client)
-
-
-def test_what_changes_is_told_as_a_user_would_say_it():
-    right = side(0.536, 0.566, 0.01, 0.05)
-    told = describe_changes((97 / 2500, 60 / 2500), 2500, right)
-    for part in ("from 97 to 60 of 2,500 queries", "53.6% to 56.6%", "+1.0"):
-        assert part in told
-    assert "from 1 to 2 of 100" in describe_changes((0.01, 0.02), 100, None)
 
 
 def test_clicks_that_look_wrong_are_said_to_be_so():

@@ -1,7 +1,6 @@
 """Pages say what the program does: generated ones are up to date, commands can be typed, every page is in the site."""
 
 import re
-from importlib.metadata import metadata
 
 import pytest
 import yaml
@@ -81,45 +80,6 @@ def test_every_module_stands_in_the_house():
     house = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
     rooms = {path.stem for path in (ROOT / "hubplugin").glob("[a-z]*")}
     assert rooms - set(re.findall(r"\w+", house)) <= {"progress", "py"}
-
-
-STORES = {
-    "chroma": "Chroma",
-    "faiss": "Faiss",
-    "lancedb": "LanceDB",
-    "pgvector": "PostgreSQL",
-    "qdrant": "Qdrant",
-}
-"""What users call the store of each adapter."""
-
-
-def places_where_every_store_is_named():
-    """By name, the first words that somebody reads of hubplugin, and the answers that differ from store to store."""
-    answers = (ROOT / "docs" / "questions.md").read_text()
-    places = {
-        question: answers.partition(f"## {question}\n")[2].partition("\n## ")[0]
-        for question in (
-            "How do I switch it off at once?",
-            "How do I uninstall it?",
-            "What does it cost to serve?",
-            "Which stores can it correct?",
-        )
-    }
-    for name in ("README.md", "pages/skill.md"):
-        places[name] = (ROOT / name).read_text()
-    places["index"] = (ROOT / "docs" / "index.md").read_text().partition("![")[0]
-    places["llms.txt"] = (ROOT / "llms.txt").read_text().partition("\n## ")[0]
-    places["description"] = metadata("hubplugin")["Summary"]
-    places["help"] = get_command(app).help
-    return places
-
-
-@pytest.mark.parametrize("place", places_where_every_store_is_named())
-def test_every_store_that_has_an_adapter_is_named(place):
-    adapters = (ROOT / "adapters").glob("hubplugin_*")
-    assert {path.name.removeprefix("hubplugin_") for path in adapters} == set(STORES)
-    text = places_where_every_store_is_named()[place]
-    assert [name for name in STORES.values() if name not in text] == []
 
 
 def test_every_method_stands_in_the_table_of_the_evaluation():

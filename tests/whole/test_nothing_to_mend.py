@@ -11,7 +11,6 @@ from hubplugin.measures.hubness import (
     count_targets,
     k_occurrence,
     skewness,
-    skewness_by_chance,
 )
 from hubplugin.measures.significance import Figure, Side
 from tests.galleries import flat_index, normal, unit
@@ -30,27 +29,6 @@ def test_a_sound_gallery_is_left_alone_but_by_force(tmp_path):
     assert "no hubness to correct" in str(done).lower()
     assert path.read_bytes() == before
     assert hubplugin.apply(store, queries, force=True).written
-
-
-@pytest.mark.slow
-def test_hubs_of_queries_that_lean_far_are_fewer_for_later_queries_too(tmp_path):
-    """Random vectors, and queries that lean by half a deviation: no chance alone."""
-    rng = np.random.default_rng(1)
-    gallery = unit(rng.normal(size=(3_000, 4)))
-    lean = np.array([0.5, 0, 0, 0])
-    bank, later = (unit(rng.normal(size=(1_000, 4)) + lean) for _ in range(2))
-    store = hubplugin.open_store(flat_index(tmp_path / "leaning.faiss", gallery))
-    done = hubplugin.apply(store, bank)
-    assert done.written
-    assert done.trial.rise.high < 0
-    chance = skewness_by_chance(len(later), 10, len(gallery))
-    beyond_chance = []
-    for offsets in (0, done.model.offsets(gallery)):
-        nearest = np.argsort(-(later @ gallery.T + offsets), axis=1)[:, :10]
-        occurrence = k_occurrence(nearest, len(gallery))
-        beyond_chance.append(skewness(occurrence) - chance)
-    raw, corrected = beyond_chance
-    assert 0 < corrected < raw / 2
 
 
 def side(low, high):

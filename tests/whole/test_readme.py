@@ -17,12 +17,6 @@ PYTHON = [block.code for block in BLOCKS if block.language == "python"]
 SHELL = [block.code for block in BLOCKS if block.language == "bash"]
 
 
-def test_the_readme_shows_both_stores_and_the_command_line():
-    assert any("hubplugin_faiss" in block for block in PYTHON)
-    assert any("hubplugin_qdrant" in block for block in PYTHON)
-    assert len(SHELL) == 1
-
-
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.splitlines()[0])
 def test_a_block_of_the_readme_runs_as_it_stands_and_prints_the_gain(block):
     run = subprocess.run(

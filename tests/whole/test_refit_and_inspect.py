@@ -311,14 +311,6 @@ def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked)
     assert beside.change.change.value == pytest.approx(0, abs=0.01)
 
 
-def test_clicks_that_teach_and_clicks_that_choose_are_ids_of_the_store(clicked):
-    store, log = clicked
-    answers = [*log.answers[:80], *[-1] * (len(log.answers) - 80)]
-    chosen = Bank(log.queries, answers)
-    done = apply(store, chosen, learn=log, dry_run=True)
-    assert done.model.query_map.strength > 0
-
-
 def test_what_cannot_have_a_map_is_refused_before_anything_is_read(
     clicked, monkeypatch
 ):
