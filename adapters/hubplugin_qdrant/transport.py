@@ -515,21 +515,22 @@ class QdrantTransport:
     ) -> list[models.QueryResponse]:
         """Return the answers to `requests`, sent in batches that the server accepts.
 
-        The batches are brief, with a pause after each, for the searches of others.
+        On a server, the batches are brief, with a pause after each, for the searches of
+        others.
 
         search: The method `query_batch_points` of a plain or corrected client.
         """
         most = self.strict.search_max_batchsize or len(requests)
         answers: list[models.QueryResponse] = []
-        size = 1
+        size = most if self.is_local else 1
         while len(answers) < len(requests):
             chunk = requests[len(answers) : len(answers) + size]
             began = time.monotonic()
             answers += self.retry("searching", search, self.collection, chunk)
-            seconds = time.monotonic() - began
             if not self.is_local:
+                seconds = time.monotonic() - began
                 time.sleep(min(seconds, POLL_SECONDS))
-            size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
+                size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
         return answers
 
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
