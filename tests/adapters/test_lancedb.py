@@ -231,7 +231,7 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_one_line_and_never_written
         for job in (remove, inspect, lambda store: apply(store, model, force=True)):
             with refused(
                 StoreError,
-                r"table photos__hubplugin has a manifest that is .*then run apply$",
+                r"table photos__hubplugin is damaged.*then run apply$",
             ):
                 job(open_store(store.url))
         assert database.open_table("photos__hubplugin").schema == schema
