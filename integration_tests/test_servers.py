@@ -5,12 +5,14 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
+import hubplugin_qdrant.transport
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.galleries import (
@@ -85,6 +87,25 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, gallery):
 
 def assert_no_offset_is_left(gallery):
     assert not any("hub_offset" in payload for _, payload in gallery.content().values())
+
+
+def test_points_deleted_while_offsets_are_taken_out_do_no_harm(
+    backend, gallery, monkeypatch
+):
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
+    gallery.correct()
+
+    def delete():
+        for key in gallery.ids[::-3]:
+            backend.client().delete(gallery.name, [key], wait=True)
+
+    beside = threading.Thread(target=delete)
+    beside.start()
+    try:
+        hubplugin.remove(gallery.store())
+    finally:
+        beside.join()
+    assert_no_offset_is_left(gallery)
 
 
 def strict(**limits):

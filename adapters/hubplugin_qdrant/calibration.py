@@ -36,6 +36,9 @@ from hubplugin_qdrant.manifest import (
 from hubplugin_qdrant.requests import rewrite
 from hubplugin_qdrant.transport import QdrantTransport, as_hits
 
+LOCAL_QUERIES = 32
+"""The number of calibration queries in local mode, which ranks every point in Python."""
+
 KEYED_QUERIES = 256
 """The number of calibration queries if points are sharded by keys. A tenant with one
 percent of the points gets two or three."""
@@ -71,6 +74,8 @@ class Searches:
         """Prepare searches on the vector `using` for `queries` [m, d]."""
         self._transport = transport
         self._using = using
+        if transport.is_local:
+            queries = queries[:: max(1, len(queries) // LOCAL_QUERIES)]
         keys: Sequence[Id | None] = draw_keys(
             transport.points_of_shards(), KEYED_QUERIES
         )
