@@ -238,7 +238,7 @@ class PgvectorStore(DocumentStore):
         ]
         triggers = self.describe(schema.TRIGGERS)
         if triggers:
-            steps.append(f"these triggers fire on the update of every row: {triggers}")
+            steps.append(f"the update of every row fires {triggers}")
         return steps
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:

@@ -126,7 +126,7 @@ REFUSED = {
     "a view": (
         "CREATE VIEW seen AS SELECT * FROM photos",
         {"table": "seen"},
-        "seen is a view or the like",
+        "seen is a view, partitioned, a partition",
     ),
     "a partition": (
         "CREATE TABLE p (id int PRIMARY KEY, embedding vector(8)) PARTITION BY RANGE (id);"
@@ -147,7 +147,7 @@ REFUSED = {
     "no vector": (
         "SELECT",
         {"vector": "hits"},
-        "means 0 columns of type vector or halfvec; name one: vector=embedding",
+        "there are 0 columns of type vector or halfvec; name one: vector=embedding",
     ),
     "two vectors": (
         "ALTER TABLE photos ADD v2 vector(3)",
@@ -162,7 +162,7 @@ REFUSED = {
     "no metric": (
         "SELECT",
         {"metric": ""},
-        "no index alone says how embedding is compared; add metric=cosine",
+        "no single index tells how embedding is compared; add metric=cosine",
     ),
     "2,000 dimensions": (
         "ALTER TABLE photos ALTER embedding TYPE vector(2000)",

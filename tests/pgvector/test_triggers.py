@@ -91,7 +91,7 @@ def test_a_trigger_that_lets_offsets_be_is_named_and_every_row_has_its_offset(da
         f"CREATE TRIGGER other BEFORE UPDATE OF embedding ON photos {ROW}",
     )
     notes = apply(store, BANK, "is", force=True, dry_run=True).notes
-    assert "these fire on the update of every row: trigger counts" in notes
+    assert "the update of every row fires trigger counts" in notes
     apply(store, BANK, "is", force=True)
     assert inspect(store, queries=0).stale == 0
     assert database.run(

@@ -165,7 +165,7 @@ def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_one
     assert not caplog.records
     again = inspect(photos, bank[::2])
     assert (again.drift, again.hubness.live) == (None, False)
-    said = "of the live queries 0 are not in the bank, and 100 are needed"
+    said = "only 0 live queries are not in the bank, and 100 are needed"
     assert said in caplog.text
 
 
