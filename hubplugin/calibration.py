@@ -89,7 +89,7 @@ def first_that(reaches: Callable[[int], bool], count: int) -> int:
 
 def largest_offset(model: OffsetModel) -> float:
     """Return a bound that no offset of `model` exceeds, for Euclidean distance."""
-    return 0.0 if model.gallery is None else model.gallery.cap
+    return 0.0 if model.gallery is None else model.gallery.largest
 
 
 def query_component(model: OffsetModel) -> float:

@@ -269,9 +269,9 @@ def read_by_workers(
     answers = None
     if finds_answers and min(len(bank.query_bank), count) >= SMALLEST_LOG:
         answers = _join_answers(bank, parts)
-    zeros = sum(zeros for _, zeros in found)
-    whole = Whole(count, zeros, _join_surveys(parts), answers)
+    whole = Whole(count, _join_surveys(parts), answers)
     sample = as_vectors(np.concatenate([part.sample for part in parts]), "targets")
+    sample.left_out = sum(left_out for _, left_out in found)
     if sample.rows < count:
         message = "the correction is fitted on a sample of %d of %d targets"
         logger.warning(message, sample.rows, count)
@@ -315,7 +315,7 @@ def _read_shard(
     nearest: tuple[np.ndarray, ...] = ()
     if finds_answers:
         nearest = nearest_targets(bank.similarities, [targets])
-    return _Summary(targets.rows, sample, bank.survey, nearest), bank.zeros
+    return _Summary(targets.rows, sample, bank.survey, nearest), targets.left_out
 
 
 def _first_rows(parts: Sequence[_Summary]) -> list[int]:

@@ -99,10 +99,11 @@ def fit(
                     pass
             prepared = prepared.against(gallery)
         model = configuration.fit(prepared)
-    if prepared.zeros:
-        name = prepared.require_targets().name
+    seen = prepared.targets
+    if seen is not None and seen.left_out:
         warnings.warn(
-            f"{name}: {prepared.zeros} zero vectors are left out, and get the offset 0",
+            f"{seen.name}: {seen.left_out} zero vectors are left out, and get the "
+            "offset 0",
             stacklevel=2,
         )
     return model

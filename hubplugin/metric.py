@@ -116,22 +116,5 @@ def augment_targets(
         extra = np.sqrt(2.0 * np.maximum(max_offset - exact, 0.0))
     else:
         extra = exact / e
-    return _append(vectors, extra)
-
-
-def augment_queries(
-    vectors: np.ndarray, metric: Metric, *, e: float = 1.0
-) -> np.ndarray:
-    """Return queries [m, d] with one more component, float32 [m, d + 1].
-
-    A query becomes [q, e] for inner product and cosine, and [q, 0] for Euclidean
-    distance.
-    """
-    extra = 0.0 if metric is Metric.EUCLIDEAN else e
-    return _append(vectors, np.full(len(vectors), extra))
-
-
-def _append(vectors: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """Return `vectors` [b, d] with `extra` [b] as the last component."""
     column = extra[:, None].astype(np.float32)
     return np.concatenate([vectors, column], axis=1, dtype=np.float32)

@@ -45,7 +45,10 @@ class Vectors(ABC):
     """A set of `rows` vectors of `dim` dimensions, read in blocks as often as needed.
 
     name: The name used in error messages.
+    left_out: The number of zero vectors in the source, if these vectors lack them.
     """
+
+    left_out = 0
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:
@@ -172,6 +175,7 @@ class Directed(Vectors):
         super().__init__(source.name, len(numbers), source.dim)
         self._source = source
         self.numbers = numbers
+        self.left_out = source.rows - self.rows
 
     @staticmethod
     def of(vectors: Vectors, metric: Metric) -> Vectors:
@@ -184,11 +188,6 @@ class Directed(Vectors):
         if has_direction.all():
             return vectors
         return Directed(vectors, np.flatnonzero(has_direction))
-
-    @property
-    def left_out(self) -> int:
-        """The number of zero vectors in the source."""
-        return self._source.rows - self.rows
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         start = 0

@@ -21,7 +21,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.calls import Call, Computing, Operation
+from hubplugin_qdrant.calls import Call, Operation
 from hubplugin_qdrant.manifest import Payload, QdrantManifest, QdrantVersion
 from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import has_offset, lacks_augmented_vector
@@ -290,7 +290,15 @@ class CorrectionCache:
         active: dict[str, QdrantVersion] = {}
         for name, version in manifest.active.items():
             if version.storage == "vector":
-                version = yield from self._inspect_vectors(collection, version)
+                # Searches look for points that lack the augmented vector, unless there
+                # are none. A count of vectors would include those of deleted points.
+                is_lacking = yield from self._may_have_point(
+                    collection, lacks_augmented_vector(version)
+                )
+                version = version.replace(
+                    everywhere=not is_lacking,
+                    searches_codes=not plain_client.is_local(self.raw),
+                )
             else:
                 yield from self._warn_if_lost(collection, version)
                 if version.mapped:
@@ -298,23 +306,6 @@ class CorrectionCache:
                     version = version.replace(query_map=model.query_map)
             active[name] = version
         return manifest.replace(active=active)
-
-    def _inspect_vectors(
-        self, collection: str, version: QdrantVersion
-    ) -> Operation[QdrantVersion]:
-        """Return `version` with the facts that searches by augmented vectors need.
-
-        `everywhere` is set if no point lacks the augmented vector: then searches need
-        not look for such points. `searches_codes` is set unless this is local mode.
-        """
-        # A count of vectors would include those of deleted points.
-        is_lacking = yield from self._may_have_point(
-            collection, lacks_augmented_vector(version)
-        )
-        return version.replace(
-            everywhere=not is_lacking,
-            searches_codes=not plain_client.is_local(self.raw),
-        )
 
     def _may_have_point(
         self, collection: str, condition: models.Filter
@@ -378,10 +369,6 @@ class CorrectionCache:
             version = version.replace(query_map=model.query_map)
             pairs.append((version, model))
         return pairs
-
-    def embed_queries(self, requests: list[models.QueryRequest]) -> Operation[Any]:
-        """Return `requests` with documents embedded, as the plain client does it."""
-        return (yield Computing(plain_client.embed, self.raw, requests))
 
     def warn(self, text: str) -> None:
         if text not in self.warned:

@@ -44,14 +44,6 @@ def folder_of(client: QdrantClient) -> Path | None:
     return None
 
 
-def address(client: QdrantClient) -> str:
-    """Return the URL of the server's REST interface.
-
-    In local mode, return the default URL of a server.
-    """
-    return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
-
-
 def clone_client(client: Any, kind: type[Kind]) -> Kind:
     """Return a client of the class `kind` with all attributes of `client`.
 

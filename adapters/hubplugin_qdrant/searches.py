@@ -20,7 +20,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorder, as_target_id
 from hubplugin.store import Explanation
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.calls import Call, Operation
+from hubplugin_qdrant.calls import Call, Computing, Operation
 from hubplugin_qdrant.metadata import (
     CachedManifest,
     CorrectionCache,
@@ -73,7 +73,7 @@ def record(operation: OfClient) -> OfClient:
 def _embed(cache: CorrectionCache, document: models.Document) -> Operation[Any]:
     """Return `document` embedded by the client of `cache`."""
     request = models.QueryRequest(query=document)
-    (embedded,) = yield from cache.embed_queries([request])
+    (embedded,) = yield Computing(plain_client.embed, cache.raw, [request])
     return embedded.query
 
 
@@ -188,7 +188,7 @@ def rewrite_requests(
         for request in requests
     )
     if cached.needs_vectors and not is_simple:
-        embedded = yield from cache.embed_queries(requests)
+        embedded = yield Computing(plain_client.embed, cache.raw, requests)
         requests = []
         for request in embedded:
             requests.append((yield from _replace_point_id(cache, cached, request)))
@@ -254,10 +254,12 @@ def explain(
     fields = sent.model_dump_json(
         exclude_none=True, exclude_defaults=True, by_alias=True
     )
+    # Local mode has no server: show the default address of one.
+    server = getattr(raw._client, "rest_uri", "http://localhost:6333").rstrip("/")
     path = f"/collections/{collection}/points/query"
     quoted = fields.replace("'", "'\\''")
     lines = [
-        f"curl -X POST {plain_client.address(raw)}{path}",
+        f"curl -X POST {server}{path}",
         "  -H 'Content-Type: application/json'",
         f"  -d '{quoted}'",
     ]

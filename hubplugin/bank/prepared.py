@@ -96,14 +96,12 @@ class Whole:
     """A gallery that workers have read; `PreparedBank.targets` is then a sample of it.
 
     count: The number of targets, without zero vectors.
-    zeros: The number of zero vectors.
     survey: As in `PreparedBank`.
     answers: The answers found by similarity; None if the method keeps answers, or if
         the bank or the gallery is too small for a log.
     """
 
     count: int
-    zeros: int
     survey: Survey
     answers: Answers | None
 
@@ -221,13 +219,6 @@ class PreparedBank:
         if self.whole is not None:
             return self.whole.count
         return self.require_targets().rows
-
-    @property
-    def zeros(self) -> int:
-        """The number of zero vectors in the gallery, which have no cosine."""
-        if self.whole is not None:
-            return self.whole.zeros
-        return self.targets.left_out if isinstance(self.targets, Directed) else 0
 
     @cached_property
     def same(self) -> np.ndarray:

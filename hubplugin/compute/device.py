@@ -36,11 +36,6 @@ SHARE_OF_CARD = 0.7
 """Default share of a GPU's free memory. The rest is for the temporary results of one
 tile. It has not been tried on a GPU yet."""
 
-FEW = 1e10
-"""Multiplications that numpy completes while torch is being imported, some 3 s. An
-upsert of 1,000 vectors of 384 dimensions against a bank of 15,000 takes 6e9
-(benchmarks/serving.py)."""
-
 BLOCKS_AHEAD = 3
 """Uploaded blocks that a GPU may hold: it computes with one, and two keep it busy."""
 
@@ -88,12 +83,6 @@ class Compute:
             )
         if self.memory is not None:
             self.bytes()
-
-    def for_products(self, count: float) -> Compute:
-        """Return this object, or one for numpy if `count` multiplications are few."""
-        if self.device == "auto" and count <= FEW:
-            return replace(self, device="numpy")
-        return self
 
     def torch_device(self) -> torch.device | None:
         """Return the torch device, or None for numpy.

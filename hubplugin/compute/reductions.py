@@ -127,7 +127,8 @@ def reduce(
     largest_weight = 0.0
     last = reductions[-1]
     if isinstance(last, LogSum):
-        if len(reductions) == 1 and thresholds is None:
+        is_alone = len(reductions) == 1 and thresholds is None
+        if is_alone and similarities.is_unit and not library.is_on_cpu:
             fused = fuse_log_sum(similarities, targets, last)
             if fused is not None:
                 return [fused]
@@ -162,14 +163,17 @@ def fuse_log_sum(
 ) -> np.ndarray | None:
     """Compute a log-sum-exp in one kernel that writes no similarity to memory.
 
+    Args:
+        similarities: The similarities of a bank of unit length, on a GPU.
+        targets: The targets [n, d].
+        log_sum: The sum.
+
     Returns:
-        float64 [n]. None if no kernel exists for the GPU, if it cannot run, or if the
-        vectors are not of unit length.
+        float64 [n]. None if no kernel exists for the GPU, or if it cannot run.
     """
     library = similarities.library
     device = library.device
-    is_card = device is not None and device.type == "cuda"
-    if not is_card or not similarities.is_unit or find_spec("triton") is None:
+    if device is None or device.type != "cuda" or find_spec("triton") is None:
         return None
     import torch
 

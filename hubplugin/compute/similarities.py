@@ -103,9 +103,13 @@ class Similarities:
         self.m = len(bank)
         self.dim = int(bank.shape[1])
         room = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
+        block_rows = BLOCK_ROWS
         if self.library.is_on_cpu:
             room = min(compute.bytes() // 2, CACHE_BYTES)
+            block_rows = min(block_rows, BLOCK_NUMBERS // self.dim)
         self.tile_rows = min(max(room // (self.m * 4), 1), BLOCK_ROWS)
+        # A block has whole tiles, but for the last block of all.
+        self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
         self._shifted = bank
         if metric is Metric.EUCLIDEAN:
@@ -117,6 +121,12 @@ class Similarities:
         self.longest = math.sqrt(self.squares.max())
         self._banks: dict[Any, Array] = {}  # the shifted bank on the device, by dtype
         self._bias = self.library.to_device(-self.squares / 2)
+        # The largest product to compute in float32.
+        self._largest_float32 = FLOAT32_SIMILARITY
+        if compute.precision != "auto":
+            self._largest_float32 = 0.0
+        if not self.library.has_float64:
+            self._largest_float32 = math.inf
         is_short = metric is Metric.COSINE and self.longest <= UNIT
         self.is_unit = is_short and compute.precision == "auto"
         self.keeps_products = False
@@ -153,11 +163,13 @@ class Similarities:
         if self.is_unit and library.multiplies_halves:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
         one_tile: dict[Any, Array] = {}
-        for start, block in self.blocks(targets, self._block_size(height)):
+        for start, block in self.blocks(targets, self._block_rows):
             bound = self.longest
             if self.metric is not Metric.COSINE:
                 bound, squares = self._measure(block)
-            dtype = self._dtype_for(bound)
+            dtype = xp.float32
+            if bound > self._largest_float32:
+                dtype = xp.float64
             if dtype not in self._banks:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
@@ -188,20 +200,6 @@ class Similarities:
                 yield Tile(rows, s, bound)
                 if progress is not None:
                     progress(label, rows.stop, targets.rows)
-
-    def _block_size(self, height: int) -> int:
-        """Return the number of targets in a block of whole tiles of `height` targets."""
-        size = BLOCK_ROWS
-        if self.library.is_on_cpu:
-            size = min(size, BLOCK_NUMBERS // self.dim)
-        return max(size // height, 1) * height
-
-    def _dtype_for(self, bound: float) -> Any:
-        """Return the type in which products of up to `bound` are computed."""
-        is_large = bound > FLOAT32_SIMILARITY or self.compute.precision != "auto"
-        if is_large and self.library.has_float64:
-            return self.library.xp.float64
-        return self.library.xp.float32
 
     def scale_tiles(self, products: Array, scale: float) -> Iterator[Tile]:
         """Yield tiles of products [n, m] that are in memory, scaled in place."""

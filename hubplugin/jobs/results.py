@@ -37,7 +37,7 @@ from hubplugin.results import (
     list_hubs,
 )
 from hubplugin.store import Correction, Id
-from hubplugin.validation import OCCURRENCE, Figures
+from hubplugin.validation import OCCURRENCE
 
 
 @dataclass
@@ -88,15 +88,6 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
     )
 
 
-def measure_hubness(before: Figures, after: Figures) -> Measures:
-    """Return the measures of hubness, before and after."""
-    return {
-        WORST: (before.largest, after.largest),
-        NEVER: (before.never, after.never),
-        SKEWNESS: (before.skewness, after.skewness),
-    }
-
-
 def show_trial(trial: Trial, title: str, lesson: LearnedMap | None = None) -> Section:
     """Return the section `title` with the measurements of the guard's `trial`.
 
@@ -108,7 +99,12 @@ def show_trial(trial: Trial, title: str, lesson: LearnedMap | None = None) -> Se
         learned = {"R@1 with a map": lesson.other, "and asked before": lesson.asked}
         measures = {**measures, **learned}
         notes += tuple(lesson.notes)
-    measures = {**measures, **measure_hubness(trial.raw, trial)}
+    hubness = {
+        WORST: (trial.raw.largest, trial.largest),
+        NEVER: (trial.raw.never, trial.never),
+        SKEWNESS: (trial.raw.skewness, trial.skewness),
+    }
+    measures = {**measures, **hubness}
     note = f"{trial.queries:,} held-out bank queries; {trial.name}; {trial.bank}."
     note += doubt_clicks(trial.asked, trial.right)
     chart = {RAW: trial.raw.occurrences, CORRECTED: trial.occurrences}

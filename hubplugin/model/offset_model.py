@@ -29,6 +29,11 @@ PART_BYTES = 3 << 20
 """Bytes of a model in each text: 4 MiB as base64. Servers accept requests of some 32
 MB."""
 
+FEW_PRODUCTS = 1e10
+"""Multiplications that numpy completes while torch is being imported, some 3 s. An
+upsert of 1,000 vectors of 384 dimensions against a bank of 15,000 takes 6e9
+(benchmarks/serving.py)."""
+
 Setting: TypeAlias = int | float | str | None
 """A parameter of a method: a number or a name; None if the fit determines it."""
 
@@ -57,17 +62,15 @@ class HubnessAtFit:
 
 @dataclass(frozen=True)
 class GalleryStatistics:
-    """Statistics of the centred offsets of the gallery of the fit."""
+    """Statistics of the centred offsets of the gallery of the fit.
+
+    largest: The largest offset, in float32. No later target gets a larger one.
+    """
 
     count: int
     smallest: float
     largest: float
     deviation: float
-
-    @property
-    def cap(self) -> float:
-        """The largest offset that later targets may have, rounded to float32."""
-        return float(np.float32(self.largest))
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,8 @@ class OffsetModel(ShownByFacts):
         """
         vectors = as_vectors(targets, "targets")
         products = vectors.rows * sum(term.bank.size for term in self.terms)
-        compute = compute.for_products(products)
+        if compute.device == "auto" and products <= FEW_PRODUCTS:
+            compute = replace(compute, device="numpy")
         directed = vectors
         raw = None
         if not Library(compute).is_on_cpu:
@@ -185,7 +189,7 @@ class OffsetModel(ShownByFacts):
             raw = self.raw_offsets(directed, compute)
         offsets = raw - self.centre
         if self.gallery is not None:
-            offsets = np.minimum(offsets, self.gallery.cap)
+            offsets = np.minimum(offsets, self.gallery.largest)
         offsets = offsets.astype(np.float32)
         if isinstance(directed, Directed) and directed is not vectors:
             return directed.for_source(offsets)
@@ -252,10 +256,10 @@ class OffsetModel(ShownByFacts):
             raise _out_of_proportion(self)
         centre = float(raw.mean())
         centred = raw - centre
-        gallery = GalleryStatistics(
-            len(raw), float(centred.min()), float(centred.max()), float(centred.std())
-        )
         fitted = centred.astype(np.float32)
+        gallery = GalleryStatistics(
+            len(raw), float(centred.min()), float(fitted.max()), float(centred.std())
+        )
         if isinstance(targets, Directed):
             fitted = targets.for_source(fitted)
         fitted.flags.writeable = False

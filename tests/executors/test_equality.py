@@ -57,7 +57,7 @@ def test_offsets_are_those_of_one_machine(
     one, other = assert_same(bank, method, gallery, in_shards, second, **parameters)
     assert other.parameters == one.parameters
     assert other.gallery.count == len(gallery)
-    assert other.gallery.cap == pytest.approx(one.gallery.cap, abs=1e-5)
+    assert other.gallery.largest == pytest.approx(one.gallery.largest, abs=1e-5)
 
 
 @settings(
