@@ -285,14 +285,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         if self.open_place(name) is None:
             self.make_place(name, "log")
 
-    def delete_offsets(
-        self, versions: Sequence[CandidateVersion], progress: Progress | None
-    ) -> None:
+    def delete_offsets(self, versions: Sequence[CandidateVersion]) -> None:
         for version in versions:
             self.drop(self.name_of(version))
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
-        return CandidateWriting(self, *self.start_version(model, progress))
+        return CandidateWriting(self, *self.start_version(model))
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if the manifest's name is taken or the folder lacks room."""

@@ -286,8 +286,8 @@ class ManifestStore(Store, Generic[V]):
         """Make room for one number per target, unless there is room already."""
 
     @abstractmethod
-    def delete_offsets(self, versions: Sequence[V], progress: Progress | None) -> None:
-        """Delete the offsets of `versions`, if they are there. Report `progress`."""
+    def delete_offsets(self, versions: Sequence[V]) -> None:
+        """Delete the offsets of `versions`, if they are there."""
 
     def changing(self) -> AbstractContextManager[object]:
         """Return the lock or transaction that keeps other runs from the manifest."""
@@ -336,9 +336,7 @@ class ManifestStore(Store, Generic[V]):
             self._known = known
         return known
 
-    def start_version(
-        self, model: OffsetModel, progress: Progress | None = None
-    ) -> tuple[V, Found]:
+    def start_version(self, model: OffsetModel) -> tuple[V, Found]:
         """Return the version of `model` that `begin` writes, and its state before.
 
         An active version stays unchanged. This run takes over a half-written version of
@@ -351,7 +349,7 @@ class ManifestStore(Store, Generic[V]):
             if version is None:
                 if manifest.writing is not None or manifest.retired:
                     self.write_manifest(manifest.give_up())
-                    manifest = self.clear(progress)
+                    manifest = self.clear()
                 manifest, version = self._store_new_version(manifest, model)
             if found != "active":
                 version = version.replace(owner=uuid.uuid4().hex)
@@ -404,7 +402,7 @@ class ManifestStore(Store, Generic[V]):
         with self.changing():
             self.write_manifest(self.require_owner(version).activate(version))
 
-    def clear(self, progress: Progress | None = None) -> Manifest[V]:
+    def clear(self) -> Manifest[V]:
         """Delete the retired versions, and return the manifest without them.
 
         The manifest is read again after the offsets, since another run may have begun.
@@ -413,7 +411,7 @@ class ManifestStore(Store, Generic[V]):
             manifest = self.read_manifest()
             gone = manifest.retired
             if gone:
-                self.delete_offsets(gone, progress)
+                self.delete_offsets(gone)
                 manifest = self.read_manifest()
                 kept = {version.word for version in manifest.previous.values()}
                 for version in gone:
@@ -428,6 +426,6 @@ class ManifestStore(Store, Generic[V]):
             manifest = self.read_manifest().withdraw(self.vector)
             if manifest.retired:
                 self.write_manifest(manifest)
-                manifest = self.clear(progress)
+                manifest = self.clear()
             if not manifest.everything and not manifest.previous:
                 self.delete_manifest()

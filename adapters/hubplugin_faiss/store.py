@@ -228,9 +228,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def make_room(self, version: FaissVersion) -> None:
         """Do nothing: offsets are collected in memory."""
 
-    def delete_offsets(
-        self, versions: Sequence[FaissVersion], progress: Progress | None
-    ) -> None:
+    def delete_offsets(self, versions: Sequence[FaissVersion]) -> None:
         """Do nothing: offsets are only stored in the index."""
 
     def _place(self, name: str) -> Path:
@@ -465,7 +463,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             self.require_writable()
             previous = self.read_manifest()
             try:
-                version, found = self.start_version(model, progress)
+                version, found = self.start_version(model)
             except BaseException:
                 self.give_up(previous)
                 raise

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from hubplugin.corrections import Manifest, ManifestStore, Version
 from hubplugin.model import OffsetModel
-from hubplugin.vectors import Progress
 from hubplugin_pgvector.database import (
     WAIT_FOR_TABLE,
     Database,
@@ -111,7 +110,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def delete_manifest(self) -> None:
         """Delete the manifest, and also the table and its schema if nothing is left."""
-        self.delete_offsets((), None)  # those whose manifest was lost
+        self.delete_offsets(())  # those whose manifest was lost
         if not self.has_documents():
             return
         self._delete(MANIFEST)
@@ -125,7 +124,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return OffsetModel.from_bytes(self._read(version.number) or b"", self.url)
 
     def write_model(self, version: ColumnVersion, model: OffsetModel) -> None:
-        self.delete_offsets((), None)  # those whose manifest was lost
+        self.delete_offsets(())  # those whose manifest was lost
         self._write(version.number, model.to_bytes())
         self._alter("ADD COLUMN {} real", version.column)
         column = f"{self.table.identifier}.{quote_name(version.column)}"
@@ -137,9 +136,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def delete_model(self, version: ColumnVersion) -> None:
         self._delete(version.number)
 
-    def delete_offsets(
-        self, versions: Sequence[ColumnVersion], progress: Progress | None
-    ) -> None:
+    def delete_offsets(self, versions: Sequence[ColumnVersion]) -> None:
         """Drop the columns of `versions`, and those that no version names any more.
 
         A backup without the schema hubplugin restores columns without a manifest.

@@ -209,7 +209,7 @@ class PgvectorStore(DocumentStore):
     def begin(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> PgvectorWriting:
-        return PgvectorWriting(self, *self.start_version(model, progress))
+        return PgvectorWriting(self, *self.start_version(model))
 
     def notes(self) -> Sequence[str]:
         version = self.active()

@@ -239,9 +239,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def make_room(self, version: QdrantVersion) -> None:
         self.schema(version.storage).prepare(version)
 
-    def delete_offsets(
-        self, versions: Sequence[QdrantVersion], progress: Progress | None = None
-    ) -> None:
+    def delete_offsets(self, versions: Sequence[QdrantVersion]) -> None:
         """Delete the payload indexes and the augmented vectors of `versions`.
 
         Numbers in payloads stay: see `delete_unknown_numbers`.
@@ -358,7 +356,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         earlier = self.seen()
         if earlier.last_number == 0:  # no version was ever written
             self._create_metadata()
-        version, found = self.start_version(model, progress)
+        version, found = self.start_version(model)
         if found == "nothing":  # the version is new
             for notice in self._cost_notices():
                 logger.warning("%s: %s", self.url, notice)
@@ -523,7 +521,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if has_manifest:
             super().remove(progress)
         else:
-            self.delete_offsets((), progress)
+            self.delete_offsets(())
 
 
 def open_url(url: str) -> QdrantStore:
@@ -649,7 +647,7 @@ class QdrantWriting(Writing):
         self._unless_overtaken(self.store.switch)
         if self.store.seen().retired:
             self._wait_for_clients()
-            self.store.clear(self._progress)
+            self.store.clear()
 
     def _wait_for_clients(self) -> None:
         """Wait until all clients have read the manifest again."""

@@ -68,7 +68,7 @@ class InMemory(ManifestStore[Version]):
     def make_room(self, version):
         self.disk.setdefault(f"offsets {version.number}", {})
 
-    def delete_offsets(self, versions, progress):
+    def delete_offsets(self, versions):
         for version in versions:
             self.disk.drop(f"offsets {version.number}")
 
@@ -84,7 +84,7 @@ class InMemory(ManifestStore[Version]):
         yield Batch(list(self.vectors), vectors, self.offsets(self.active()))
 
     def begin(self, model, progress=None):
-        return InMemoryWriting(self, *self.start_version(model, progress))
+        return InMemoryWriting(self, *self.start_version(model))
 
     def search(self, queries, k, *, raw=False):
         scores = queries @ np.stack(list(self.vectors.values())).T
