@@ -62,7 +62,7 @@ class ColumnVersion(Version):
 
     base: str = Field(pattern=BASE)
     column: str = Field(pattern=COLUMN)
-    scale: float = Field(gt=0, allow_inf_nan=False)
+    scale: float = Field(gt=0, le=1e30)
 
     @property
     def index(self) -> str:

@@ -194,12 +194,30 @@ def rewrite_requests(
             requests.append((yield from _replace_point_id(cache, cached, request)))
     rewritten = []
     for request in requests:
+        if plain_client.is_local(cache.raw):
+            _require_dimensions(request, cached)
         sent, finish = rewrite(request, cached.known)
         sent.with_payload = hide_key(request.with_payload, cached.offset_key)
         if request.with_vector is True and cached.augmented_vectors:
             finish = _hiding(cached, finish)
         rewritten.append((sent, finish))
     return rewritten
+
+
+def _require_dimensions(request: models.QueryRequest, cached: CachedManifest) -> None:
+    """Raise InputError if a query vector has other dimensions than a corrected vector.
+
+    Local mode would only name the shapes of two arrays. A server names the dimensions.
+    """
+    version = cached.known.active.get(request.using or "")
+    query = nearest(request.query)
+    if version is None or not isinstance(query, list) or len(query) == version.dim:
+        return
+    raise InputError(
+        f"the query has {len(query)} dimensions, vector {version.vector!r} of "
+        f"collection {cached.collection!r} has {version.dim}; embed the query with the "
+        "collection's model"
+    )
 
 
 def _hiding(cached: CachedManifest, finish: Finish) -> Finish:

@@ -310,7 +310,7 @@ class Job:
             return workers, Teachers(read)
         if self.learn is True:
             bank.require_answers()
-        gallery = SpooledGallery(self.store, bank.compute.progress, teachers.clicks)
+        gallery = SpooledGallery(self.store, bank.compute, teachers.clicks)
         return gallery, teachers.against(gallery.vectors, gallery.rows)
 
     def fit(self, teachers: Teachers) -> Fit:

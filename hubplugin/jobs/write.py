@@ -34,7 +34,7 @@ from hubplugin.store import (
     Writing,
     for_job,
 )
-from hubplugin.vectors import Progress, Sliceable, cannot_keep, to_tempfile
+from hubplugin.vectors import Sliceable, cannot_keep, to_tempfile
 
 UNIT = 1e-2
 """The largest deviation from 1 of the length of a normalised vector.
@@ -233,7 +233,7 @@ class SpooledGallery:
     def __init__(
         self,
         store: Store,
-        progress: Progress | None,
+        compute: Compute,
         clicked: np.ndarray | None = None,
     ):
         self.rows: dict[int | str, int] = {}
@@ -241,12 +241,10 @@ class SpooledGallery:
         self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         weakref.finalize(self, self._lists.close)
         total = store.count()
-        batches = self._read(store, progress, total)
+        batches = self._read(store, compute, total)
         self.vectors = to_tempfile(batches, store.url, total)
 
-    def _read(
-        self, store: Store, progress: Progress | None, total: int
-    ) -> Iterator[np.ndarray]:
+    def _read(self, store: Store, compute: Compute, total: int) -> Iterator[np.ndarray]:
         """Scan `store`, yield its vectors, and keep places, ids and clicked rows."""
         done = 0
         for batch in store.scan():
@@ -260,8 +258,7 @@ class SpooledGallery:
                 self.rows.update(places(batch.ids, done, self._clicked))
             yield batch.vectors
             done += len(batch.vectors)
-            if progress is not None:
-                progress("reading the gallery", min(done, total), total)
+            compute.report("reading the gallery", min(done, total), total)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in the order of the scan, without offsets."""
@@ -428,7 +425,7 @@ def write(
         return preview(store, model, compute, store.plan())
     gallery = None
     if model.gallery is None:
-        gallery = SpooledGallery(store, compute.progress)
+        gallery = SpooledGallery(store, compute)
         model = model.centre_on(gallery.vectors, compute=compute)
     return write_gallery(store, model, gallery, compute, force)
 

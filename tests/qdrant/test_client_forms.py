@@ -124,7 +124,6 @@ MASKED = np.ma.masked_array(np.ones(DIM), mask=[True] + [False] * (DIM - 1))
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"query": [1.0, 2.0]},
         {"using": "nope"},
         {"collection_name": "pictures"},
         {"query": 999},
@@ -132,7 +131,7 @@ MASKED = np.ma.masked_array(np.ones(DIM), mask=[True] + [False] * (DIM - 1))
         {"query": DOCUMENT},
         {"nonsense": 1},
     ],
-    ids=["dimension", "vector", "collection", "point", "masked", "document", "unknown"],
+    ids=["vector", "collection", "point", "masked", "document", "unknown"],
 )
 def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
     client = photos.corrected()
@@ -143,6 +142,13 @@ def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
     with pytest.raises(type(plain.value)) as wrapped:
         client.query_points(**asked)
     assert str(wrapped.value) == str(plain.value)
+
+
+def test_in_local_mode_a_query_of_other_dimensions_is_told_those_of_the_collection(
+    photos,
+):
+    with pytest.raises(InputError, match=rf"has 2 dimensions, .* 'photos' has {DIM};"):
+        photos.search(photos.corrected(), [1.0, 2.0])
 
 
 @pytest.mark.parametrize(
