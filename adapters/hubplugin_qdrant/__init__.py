@@ -37,7 +37,6 @@ def open_store(
     vector: str | None = None,
     *,
     storage: Storage | Literal["auto"] = "auto",
-    agreement: float | None = None,
     pace: int | Literal["all"] | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> QdrantStore:
@@ -60,9 +59,6 @@ def open_store(
             chooses "vector" if the server can add a second vector, and the corrected
             vector is named, not quantised, and has numbers of 16 bits or more. In all
             other cases it chooses "payload".
-        agreement: The recall that searches must reach, as a share of the raw index's
-            recall. It determines the number of candidates, or hnsw_ef. The default is
-            the value of an existing correction, or 0.99.
         pace: The number of points to write before each wait for the graph, by default a
             tenth of all points. "all" is the fastest, but slows other searches until
             the job ends.
@@ -75,12 +71,4 @@ def open_store(
         StoreError: If the collection or vector does not exist or cannot have offsets,
             or if the server cannot be reached.
     """
-    return QdrantStore(
-        client,
-        collection,
-        vector,
-        storage,
-        agreement=agreement,
-        pace=pace,
-        record=record,
-    )
+    return QdrantStore(client, collection, vector, storage, pace=pace, record=record)

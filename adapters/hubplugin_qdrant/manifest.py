@@ -18,10 +18,6 @@ from hubplugin.model import QueryMap
 KEY = "hub_offset"
 """The payload key that holds offsets."""
 
-AGREEMENT = 0.99
-"""The share of the raw index's recall that a corrected search must reach. The last
-percent costs as much as the rest, and a loss of 0.1 results in 10 is not noticed."""
-
 MANY_CANDIDATES = 40
 """The number of candidates per result that doubles the time of a search. Beyond it, a
 second vector is better."""
@@ -61,7 +57,6 @@ class QdrantVersion(corrections.Version):
         strict mode forbids exact searches.
     hnsw_ef: The hnsw_ef of searches by the augmented vector. None for the server's
         default.
-    agreement: The share of the raw index's recall that corrected searches must reach.
     recall, raw_recall: The recall of the corrected top 10, and of the raw index, on
         calibration queries. None if exact searches are not allowed.
     max_candidates: The limit of a query in strict mode; None without a limit.
@@ -79,7 +74,6 @@ class QdrantVersion(corrections.Version):
     oversampling: Oversampling = DEFAULT_OVERSAMPLING
     exact_oversampling: Oversampling | None = None
     hnsw_ef: int | None = Field(default=None, ge=1, le=LARGEST)
-    agreement: float = Field(default=AGREEMENT, gt=0, le=1)
     recall: float | None = Field(default=None, ge=0, le=1)
     raw_recall: float | None = Field(default=None, ge=0, le=1)
     max_candidates: int | None = Field(default=None, ge=1, le=LARGEST)

@@ -91,20 +91,13 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         vector: str | None = None,
         storage: Storage | Literal["auto"] = "auto",
         *,
-        agreement: float | None = None,
         pace: int | str | None = None,
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
         self.client = require_client(client, QdrantClient)
-        if agreement is not None and not 0 < agreement <= 1:
-            raise InputError(
-                f"agreement={agreement!r}: expected a share of the raw recall, above 0 "
-                "and at most 1"
-            )
         if pace not in (None, "all") and not (str(pace).isdecimal() and int(pace)):
             raise InputError(f"pace={pace!r}: expected a number of points, or 'all'")
-        self._agreement = agreement
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
         self._seen: QdrantManifest | None = None
@@ -360,10 +353,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if found == "nothing":  # the version is new
             for notice in self._cost_notices():
                 logger.warning("%s: %s", self.url, notice)
-        version = version.replace(
-            max_candidates=self.transport.strict.max_query_limit,
-            agreement=self._agreement or version.agreement,
-        )
+        most = self.transport.strict.max_query_limit
+        version = version.replace(max_candidates=most)
         return QdrantWriting(self, version, found, model, earlier, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:

@@ -117,13 +117,10 @@ def apply_to(
     *,
     vector=None,
     storage="auto",
-    agreement=None,
     **given,
 ):
     """Apply a correction to the store that `open_store` gives for a collection."""
-    store = hubplugin_qdrant.open_store(
-        client, collection, vector, storage=storage, agreement=agreement
-    )
+    store = hubplugin_qdrant.open_store(client, collection, vector, storage=storage)
     return hubplugin.apply(store, bank, method, **given)
 
 

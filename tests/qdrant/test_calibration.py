@@ -60,17 +60,14 @@ class Index:
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
-@pytest.mark.parametrize(
-    ("agreement", "raw_recall"),
-    [(0.99, 1.0), (0.95, 1.0), (1.0, 0.9), (0.99, 0.8), (1.0, 1.0)],
-)
+@pytest.mark.parametrize("raw_recall", [1.0, 0.9, 0.8])
 def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(
-    storage, agreement, raw_recall
+    storage, raw_recall
 ):
     needed = np.random.default_rng(0).uniform(100, 1500, size=QUERIES * K)
     index = Index(needed, raw_recall)
-    found = calibrate(version(storage, agreement=agreement), POINTS, index)
-    wanted = int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9))
+    found = calibrate(version(storage), POINTS, index)
+    wanted = int(np.ceil(0.99 * raw_recall * QUERIES * K - 1e-9))
     least = np.sort(needed)[wanted - 1]
     width = found.hnsw_ef if storage == "vector" else found.candidates(K)
     assert least <= width <= 1.25 * least + 1
@@ -169,34 +166,24 @@ def test_results_that_score_the_same_as_the_last_count_as_well():
         assert recall(found, exact) == share
 
 
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [("agreement", (0, 1.5, -1)), ("pace", (0, -1, 1.5, "half"))],
-)
-def test_an_option_out_of_its_range_is_refused(cosine, option, values):
-    for value in values:
-        with pytest.raises(InputError, match=f"{option}={value!r}: expected a"):
-            hubplugin_qdrant.open_store(cosine.plain, "photos", **{option: value})
+@pytest.mark.parametrize("pace", [0, -1, 1.5, "half"])
+def test_a_pace_out_of_its_range_is_refused(cosine, pace):
+    with pytest.raises(InputError, match=f"pace={pace!r}: expected a"):
+        hubplugin_qdrant.open_store(cosine.plain, "photos", pace=pace)
 
 
-def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh():
+def test_the_recall_that_is_reached_is_told_and_a_refresh_finds_the_same_width():
     rng = np.random.default_rng(1)
     client, bank = QdrantClient(":memory:"), rng.normal(size=(100, 8))
     collection(client, rng.normal(size=(600, 8)))
-
-    def opened(**given):
-        return hubplugin_qdrant.open_store(client, "photos", **given)
-
-    hubplugin.apply(opened(agreement=0.8), bank, "is", force=True)
-    first = opened().active()
-    assert (first.agreement, first.raw_recall) == (0.8, 1.0)
-    assert first.recall >= 0.8
+    store = hubplugin_qdrant.open_store(client, "photos")
+    hubplugin.apply(store, bank, "is", force=True)
+    first = store.active()
+    assert first.raw_recall == 1.0
+    assert first.recall >= 0.99
     assert f"{first.recall:.3f} of the exact corrected top 10" in first.where()
-    hubplugin.refresh(opened())
-    second = opened().active()
-    assert (second.agreement, second.oversampling) == (0.8, first.oversampling)
-    hubplugin.refresh(opened(agreement=1.0))
-    assert opened().active().oversampling > first.oversampling
+    hubplugin.refresh(store)
+    assert store.active().oversampling == first.oversampling
 
 
 def widths_beside(writes, busy=range(0)):
