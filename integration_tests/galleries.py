@@ -25,9 +25,6 @@ for 0.99, by other queries."""
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
 
-Content: TypeAlias = dict[int | str, tuple[Any, dict[str, Any]]]
-"""The vector and the payload of every point."""
-
 DATA = Path(__file__).parent.parent / "examples" / "data"
 _example = {
     path.stem: normalise(np.load(path).astype(np.float32), path.stem)

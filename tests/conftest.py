@@ -87,9 +87,10 @@ def real():
 
 
 @pytest.fixture(autouse=True)
-def few_calibration_queries(monkeypatch):
-    """Local mode searches in Python, where a calibration would take most of the time of a test."""
-    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
+def few_calibration_queries(request, monkeypatch):
+    """Local mode of Qdrant searches in Python, where a calibration would take most of the time of a test."""
+    if request.path.parent.name not in ("adapters", "chroma"):
+        monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
 
 
 @pytest.fixture

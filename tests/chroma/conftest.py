@@ -7,8 +7,3 @@ def server(tmp_path_factory):
 
     with candidates.server(tmp_path_factory.mktemp("chroma")) as place:
         yield place
-
-
-@pytest.fixture(autouse=True)
-def few_calibration_queries():
-    """All of them, as in use: this store searches quickly."""

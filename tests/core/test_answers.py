@@ -62,7 +62,7 @@ def test_a_later_target_is_an_answer_by_its_similarity():
     raw = log_of("nnn", s, None, k=3)
     known, _ = without_answers(of_gallery)
     centre = log_of("nnn", known, None, k=3).mean()
-    expected = np.minimum(raw - centre, fitted.gallery.cap)
+    expected = np.minimum(raw - centre, fitted.gallery.largest)
     assert_near(fitted.offsets(late), expected)
 
 

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.slow
 BEFORE = Path(__file__).parent / "before"
 """`before/PAGE.py` makes what the blocks of a how-to page take for granted: a collection, a bank, a model."""
 
+DATA = BEFORE.parent / "data"
+"""The folder of the module with the data that these programs import."""
+
 ELSEWHERE = {
     "README": "tests/whole/test_readme.py",
     "other-clients": "tests/qdrant/test_other_clients.py",
@@ -56,7 +59,7 @@ def test_the_blocks_of_a_page_run(page, tmp_path):
     run = subprocess.run(
         [sys.executable, program],
         cwd=tmp_path,
-        env={**os.environ, "PATH": os.pathsep.join(paths)},
+        env=os.environ | {"PATH": os.pathsep.join(paths), "PYTHONPATH": str(DATA)},
         capture_output=True,
         text=True,
     )

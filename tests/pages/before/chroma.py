@@ -1,13 +1,9 @@
 import chromadb
-import numpy as np
+from example_data import bank, gallery
 
 import hubplugin
 import hubplugin_chroma
 
-gallery, bank = (
-    np.load(f"examples/data/{name}.npy").astype("float32")
-    for name in ("test_targets", "bank_queries")
-)
 plain = chromadb.PersistentClient("data").create_collection(
     "photos", configuration={"hnsw": {"space": "cosine"}}
 )

@@ -1,13 +1,9 @@
 import faiss
-import numpy as np
+from example_data import bank, gallery, queries
 
 import hubplugin
 import hubplugin_faiss
 
-gallery, bank, queries = (
-    np.load(f"examples/data/{name}.npy").astype("float32")
-    for name in ("test_targets", "bank_queries", "test_queries")
-)
 for each in (gallery, queries):
     faiss.normalize_L2(each)
 raw_index = faiss.index_factory(384, "IVF16,Flat", faiss.METRIC_INNER_PRODUCT)

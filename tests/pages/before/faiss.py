@@ -1,10 +1,7 @@
 import faiss
 import numpy as np
+from example_data import bank, gallery, others
 
-gallery, bank, others = (
-    np.load(f"examples/data/{name}.npy").astype("float32")
-    for name in ("test_targets", "bank_queries", "bank_targets")
-)
 for each in (gallery, others):
     faiss.normalize_L2(each)
 np.save("bank.npy", bank)

@@ -1,12 +1,8 @@
 """What docs/learning.md takes for granted: titles of some documents, and real queries that somebody has looked at."""
 
-import numpy as np
+from example_data import queries
 
-titles, rows_of_titles = (
-    np.load("examples/data/test_queries.npy")[:900].astype(np.float32),
-    range(900),
-)
-looked_at, their_rows = (
-    np.load("examples/data/test_queries.npy")[900:].astype(np.float32),
-    range(900, 1200),
-)
+titles = queries[:900]
+rows_of_titles = range(900)
+looked_at = queries[900:]
+their_rows = range(900, 1200)

