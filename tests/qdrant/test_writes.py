@@ -30,11 +30,6 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
     assert not cosine.stored(500)
 
 
-def scores_of(photos, client):
-    found = photos.search(client, photos.queries[0], limit=500).points
-    return {point.id: point.score for point in found}
-
-
 def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     photos = Photos("image", EUCLID, "vector")
     client = photos.corrected()
@@ -45,7 +40,8 @@ def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     assert "DBSF" in str(hubplugin.inspect(photos.store(), queries=0))
     expected = similarities(EUCLID, photos.queries[:1], far)[0]
     expected = as_scores(EUCLID, expected + photos.model.offsets(far))
-    scores = scores_of(photos, client)
+    found = photos.search(client, photos.queries[0], limit=500).points
+    scores = {point.id: point.score for point in found}
     given = [scores[500 + row] for row in range(40)]
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-3)
 
