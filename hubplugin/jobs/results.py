@@ -143,8 +143,10 @@ class Applied(Result):
     versus: OldVersusNew | None = None
 
     def page(self) -> Page:
-        counts = f"{self.missing:,} had no offset and {self.stale:,} another one"
-        counts = f"of {self.scanned:,} targets {counts}"
+        counts = (
+            f"{self.missing:,} of {self.scanned:,} targets had no offset, and "
+            f"{self.stale:,} had another one"
+        )
         lines = [counts, *self.notes, str(self.invalid_vectors)]
         sign = 1
         if self.versus is not None:

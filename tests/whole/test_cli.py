@@ -37,14 +37,14 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
     tried = unwrapped(typed(*applying, "--dry-run"))
     for part in ("2,500 held-out", "dbsn(tau=0.06, iterations=10)", "Nothing was writ"):
         assert part in tried
-    assert "of 1,200 targets 1,200 had no offset" in tried
+    assert "1,200 of 1,200 targets had no offset" in tried
     assert Path("photos.faiss").read_bytes() == before
     assert sorted(os.listdir()) == ["bank.npy", "photos.faiss"]
     applied = typed(*applying).splitlines()[0]
     assert "Applied; on held-out bank queries the worst hub goes from 97 to" in applied
     inspected = unwrapped(typed("inspect", STORE))
     assert "0 targets without an offset" in inspected
-    assert "0 had no offset and 0 another one" in typed("refresh", STORE)
+    assert "0 of 1,200 targets had no offset, and 0 had another one" in typed("refresh", STORE)
     assert "Correction removed" in typed("remove", STORE)
     raw = typed("inspect", STORE, status=4)
     assert "No correction" in raw
