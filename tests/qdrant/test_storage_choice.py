@@ -28,11 +28,6 @@ def told(client, **given):
     return " ".join(str(done).split())
 
 
-SMALL = pytest.mark.skipif(
-    not hasattr(models.Datatype, "TURBO8"), reason="an older qdrant-client"
-)
-
-
 @pytest.mark.parametrize(
     ("using", "vector", "server", "storage", "why"),
     [
@@ -40,10 +35,7 @@ SMALL = pytest.mark.skipif(
         ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) .* from 1\.18 on"),
         ("image", {"quantization_config": CODES}, "1.18.0", "payload", "quantised"),
         ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),
-        pytest.param(
-            *("image", {"datatype": "turbo8"}, "1.18.0", "payload", "is of turbo8"),
-            marks=SMALL,
-        ),
+        ("image", {"datatype": "turbo8"}, "1.18.0", "payload", "is of turbo8"),
     ],
     ids=["named", "older server", "quantised", "unnamed", "small numbers"],
 )

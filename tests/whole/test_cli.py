@@ -44,7 +44,9 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did_and_a_dry_run_what_
     assert "Applied; on held-out bank queries the worst hub goes from 97 to" in applied
     inspected = unwrapped(typed("inspect", STORE))
     assert "0 targets without an offset" in inspected
-    assert "0 of 1,200 targets had no offset, and 0 had another one" in typed("refresh", STORE)
+    assert "0 of 1,200 targets had no offset, and 0 had another one" in typed(
+        "refresh", STORE
+    )
     assert "Correction removed" in typed("remove", STORE)
     raw = typed("inspect", STORE, status=4)
     assert "No correction" in raw
