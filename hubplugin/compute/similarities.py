@@ -108,7 +108,7 @@ class Similarities:
             room = min(compute.bytes() // 2, CACHE_BYTES)
             block_rows = min(block_rows, BLOCK_NUMBERS // self.dim)
         self.tile_rows = min(max(room // (self.m * 4), 1), BLOCK_ROWS)
-        # A block has whole tiles, but for the last block of all.
+        # Every block but the last consists of whole tiles.
         self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
         self._shifted = bank
@@ -152,7 +152,7 @@ class Similarities:
             label: The name of this step in progress reports.
             scale: The factor of all similarities.
             out: Float32 memory [n, m] for all tiles. By default, each tile overwrites
-                the one before, as a float64 tile always does.
+                the one before. A float64 tile always does so.
         """
         library = self.library
         xp = library.xp
@@ -162,7 +162,7 @@ class Similarities:
         halves = None
         if self.is_unit and library.multiplies_halves:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
-        one_tile: dict[Any, Array] = {}
+        tile_memory: dict[Any, Array] = {}
         for start, block in self.blocks(targets, self._block_rows):
             bound = self.longest
             if self.metric is not Metric.COSINE:
@@ -174,7 +174,7 @@ class Similarities:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
             if is_euclidean:
-                # `bound` is that of b.t, and |b|^2/2 + |t|^2/2 does not exceed it.
+                # So far, `bound` is that of b.t; |b|^2/2 + |t|^2/2 adds as much at most.
                 bound *= 2
                 bank_bias = xp.astype(self._bias, dtype) * scale
                 bias = xp.astype(squares * (-scale / 2), dtype)[:, None]
@@ -186,12 +186,12 @@ class Similarities:
                 if out is not None and dtype == xp.float32:
                     s = out[rows]
                 else:
-                    if dtype not in one_tile:
-                        one_tile[dtype] = library.empty((height, self.m), dtype)
-                    s = one_tile[dtype][: len(part)]
+                    if dtype not in tile_memory:
+                        tile_memory[dtype] = library.empty((height, self.m), dtype)
+                    s = tile_memory[dtype][: len(part)]
                 if halves is None:
                     multiply(part, self._banks[dtype].T, s)
-                else:  # halves have no room for the scale
+                else:  # the range of halves has no room for the scale
                     multiply_halves(part, halves, s)
                     s *= scale
                 if is_euclidean:
@@ -210,7 +210,10 @@ class Similarities:
             yield Tile(rows, s, self.longest * abs(scale))
 
     def _measure(self, block: Array) -> tuple[float, Array]:
-        """Return a bound of |b_u.t| in a block without unit length, and |t|^2."""
+        """Return a bound of |b_u.t| for the targets of a block, and each |t|^2 [b].
+
+        For Euclidean distance, the bound also holds for |b_u|^2/2 + |t|^2/2.
+        """
         exact = self.library.xp.astype(block, self.library.accumulator)
         squares = self.library.xp.sum(exact * exact, axis=1)
         length = math.sqrt(float(self.library.xp.max(squares)))
@@ -278,19 +281,22 @@ class Similarities:
         return thresholds - ANSWER_SLACK * abs(thresholds).clip(floor)
 
     def hide(self, s: Array, thresholds: Array, largest: bool = True) -> None:
-        """Set the entries of answers to -inf, except as `MOST_ANSWERS` says.
+        """Set the entries of answers to -inf.
+
+        A target that reaches the thresholds of more than `MOST_ANSWERS` of the bank is
+        a hub, and keeps its entries.
 
         Args:
             s: The scaled similarities of a tile [b, m].
             thresholds: The scaled similarity from which an entry is an answer, [m].
             largest: Also set the largest other entry of each row to -inf.
         """
-        most = MOST_ANSWERS * self.m
+        most_answers = MOST_ANSWERS * self.m
         thresholds = self.library.xp.astype(thresholds, s.dtype, copy=False)
         if not self.library.is_on_cpu:  # counting the answers would make a GPU wait
-            answers = s >= thresholds
-            answers &= answers.sum(dim=1, keepdim=True) <= most
-            s.masked_fill_(answers, -math.inf)
+            is_answer = s >= thresholds
+            is_answer &= is_answer.sum(dim=1, keepdim=True) <= most_answers
+            s.masked_fill_(is_answer, -math.inf)
             if largest:
                 s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
             return
@@ -298,7 +304,7 @@ class Similarities:
         thresholds = to_host(thresholds)
         reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # usually few columns
         rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
-        is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
+        is_answer = np.bincount(rows, minlength=len(s))[rows] <= most_answers
         s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
         if largest:
             np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)
