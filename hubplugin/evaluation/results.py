@@ -135,11 +135,11 @@ class Results(Result):
             headline = self._headline(self.shown, self.change)
             sections.append(self._count_changes(self.change))
             if sign < 0 and self.store is not None:
-                steps.append(Step("searches are raw again", "remove"))
-        scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
+                steps.append(Step("searches are raw again", job="remove"))
+        subject = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
-            scene += f" · filter {self.condition}"
-        return Page(headline, sign, scene, sections, steps)
+            subject += f" · filter {self.condition}"
+        return Page(headline, sign, subject, sections, steps)
 
     def _headline(self, shown: MethodResult, change: Side) -> str:
         verdicts = {1: "helps", 0: "neither helps nor harms beyond chance", -1: "harms"}
