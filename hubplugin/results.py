@@ -293,8 +293,9 @@ class Result:
             import PIL  # noqa: F401 - for pictures
             from jinja2 import Environment
         except ImportError as error:
-            message = f"the report needs {error.name}; {install('evaluation')}"
-            raise InputError(message) from None
+            raise InputError(
+                f"the report needs {error.name}; {install('evaluation')}"
+            ) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         environment = Environment(
             autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=clean
@@ -479,5 +480,6 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         atomic.write(os.path.realpath(path), content)
     except OSError as error:
-        message = f"cannot write {os.fspath(path)!r}: {atomic.reason(error)}"
-        raise InputError(message) from None
+        raise InputError(
+            f"cannot write {os.fspath(path)!r}: {atomic.reason(error)}"
+        ) from None

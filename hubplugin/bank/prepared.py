@@ -379,12 +379,14 @@ def _rows_of(
             f"{clicked[0]!r}, but its ids look like {example!r}"
         )
     if unknown:
-        message = (
+        logger.warning(
             "%d of %d clicked ids are not in the store and are left out: %s; its ids "
-            "look like %r"
+            "look like %r",
+            len(unknown),
+            len(clicked),
+            list_first(unknown),
+            example,
         )
-        first = list_first(unknown)
-        logger.warning(message, len(unknown), len(clicked), first, example)
     rows = {**ids, -1: -1}
     return np.array([rows.get(id, -1) for id in clicks.tolist()], np.int64)
 

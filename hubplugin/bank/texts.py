@@ -91,8 +91,9 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
         raise InputError(f"{name} has no texts")
     empty = len(rows) - len(with_text)
     if empty:
-        message = "%s: %d of %d rows have no text and are left out"
-        logger.warning(message, name, empty, len(rows))
+        logger.warning(
+            "%s: %d of %d rows have no text and are left out", name, empty, len(rows)
+        )
     return Texts([stripped[row] for row in with_text], with_text, name)
 
 
@@ -196,11 +197,13 @@ def read_clicks(
             f"expected the text of a query, or its row from 0 to {count - 1}"
         )
     if unknown:
-        message = (
-            "%s: %d of %d clicks belong to no query of the bank and are left out: %s"
+        logger.warning(
+            "%s: %d of %d clicks belong to no query of the bank and are left out: %s",
+            path.name,
+            len(unknown),
+            given,
+            list_first(unknown),
         )
-        first = list_first(unknown)
-        logger.warning(message, path.name, len(unknown), given, first)
     ids = ["-1"] * count
     # The most frequent target comes last and overwrites the others.
     for (place, target), _ in reversed(clicks.most_common()):

@@ -25,6 +25,7 @@ from hubplugin.results import (
 )
 
 SIGNIFICANT = 0.05
+"""The adjusted p below which a change of R@1 is beyond chance."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class MethodResult:
 
     @property
     def sign(self) -> int:
-        """1 if it puts more true targets first than the raw search, -1 if fewer, 0 if the
-        difference may be chance among so many methods."""
+        """1 if more true targets come first than in the raw search, -1 if fewer do, 0 if
+        the difference may be chance among so many methods."""
         if self.versus_raw is None or self.adjusted_p >= SIGNIFICANT:
             return 0
         return self.versus_raw.change.sign
@@ -142,6 +143,7 @@ class Results(Result):
         return Page(headline, sign, subject, sections, steps)
 
     def _headline(self, shown: MethodResult, change: Side) -> str:
+        """Say whether the method `shown` helps, and what it changes."""
         verdicts = {1: "helps", 0: "neither helps nor harms beyond chance", -1: "harms"}
         name = "the correction"
         if self.store is None:
@@ -185,15 +187,17 @@ class Results(Result):
             ("won: a right answer now comes first", 1, change.won),
             ("lost: it no longer does", -1, change.lost),
         ):
-            shown = [str(each) for each in self.examples if each.right == (sign > 0)]
-            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, shown))
+            # The examples of won queries are right after the correction.
+            examples = [str(each) for each in self.examples if each.right == (sign > 0)]
+            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, examples))
         return Section("Won and lost", (), rows, ("queries",))
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """Return the method of the highest R@1 that a search can use, None if there is none.
+    """Return the method of the highest R@1 that a search can use.
 
-    The first of `methods` is the raw search, which is left out.
+    The first of `methods` is the raw search, which is left out. Return None if no other
+    method is left.
     """
     usable = [method for method in methods[1:] if not method.transductive]
     return max(usable, key=lambda method: method.recall[1].value, default=None)

@@ -268,8 +268,7 @@ def diagnose(
     elif not trial.objections:
         model = method.fit(prepared)
     if model is not None:
-        label = "searching corrected"
-        found[CORRECTED] = find_targets(prepared, queries, label, model)
+        found[CORRECTED] = find_targets(prepared, queries, "searching corrected", model)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
         """Return the ids and names of the targets in `rows`."""

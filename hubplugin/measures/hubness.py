@@ -76,8 +76,12 @@ class Hubness:
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
         """Return the statistics of `occurrence` [n]."""
-        largest = int(occurrence.max())
-        return cls(k, skewness(occurrence), largest, anti_hub_share(occurrence))
+        return cls(
+            k,
+            skewness(occurrence),
+            int(occurrence.max()),
+            anti_hub_share(occurrence),
+        )
 
 
 def count_targets(occurrence: np.ndarray) -> dict[int, int]:
