@@ -1,4 +1,4 @@
-"""`PreparedBank`: checked queries, known answers and, once it is known, the gallery."""
+"""`PreparedBank`: checked queries, known answers and, once it was read, the gallery."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBank:
-    """Checked queries, known answers and, once it is known, the gallery.
+    """Checked queries, known answers and, once it was read, the gallery.
 
     Every function that tries or fits a correction takes a prepared bank. A fold or a
     sample is a prepared bank with fewer rows.
@@ -270,9 +270,13 @@ class PreparedBank:
     def survey_of(self, targets: Vectors) -> Survey:
         """Search `targets` for the nearest to each query of `survey_queries`."""
         top = TopK(SPACINGS + 1)
-        label = "examining the bank"
         search(
-            self.survey_queries, targets, self.metric, self.compute, top, label=label
+            self.survey_queries,
+            targets,
+            self.metric,
+            self.compute,
+            top,
+            label="examining the bank",
         )
         # Index 0 is the only candidate; the nearest target is in the first column.
         return Survey(top.scores[0], top.rows[0][:, 0])

@@ -168,8 +168,7 @@ def _lower_end(change: np.ndarray, rejects_zero: bool) -> float:
 
     def chance_of_fewer(counts: np.ndarray) -> np.ndarray:
         """Return the chance that the half has fewer than `counts` unchanged queries."""
-        chance: np.ndarray = fewer[np.clip(counts, 0, unchanged + 1).astype(int)]
-        return chance
+        return fewer.take(counts.astype(int), mode="clip")
 
     def chance_of(d: float) -> float:
         """Return the chance that the half changes by `d` or less on average."""
