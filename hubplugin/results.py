@@ -320,7 +320,7 @@ HIDDEN = re.compile(
 
 
 def clean(text: object) -> str:
-    """Return a text with spaces in place of characters that could falsify its display."""
+    """Return a text with spaces for characters that could falsify its display."""
     return HIDDEN.sub(" ", str(text))
 
 
@@ -329,7 +329,7 @@ SHORTEST = 12
 
 
 def _format_table(section: Section, width: int) -> Iterator[str]:
-    """Yield a line with the titles of a section and its columns, then a line for each row.
+    """Yield a line with the titles of a section and its columns, then one for each row.
 
     The first cell of a row is cut if a line would be longer than `width`, but never to
     fewer than `SHORTEST` columns of text.

@@ -43,7 +43,7 @@ their own answer than to another query's. By chance the share is 0.5."""
 CLICKS = (".csv", ".tsv")
 """The suffixes of files of clicks."""
 
-Answers: TypeAlias = VectorLike | Sequence[int | str] | None
+AnswersLike: TypeAlias = VectorLike | Sequence[int | str] | None
 """The answers to queries, see `Bank`."""
 
 
@@ -83,7 +83,7 @@ class Bank:
     """
 
     queries: VectorLike | Sequence[str] | None = None
-    answers: Answers = None
+    answers: AnswersLike = None
     _: KW_ONLY
     embed: Embed = None
     name: str = "query bank"
@@ -235,7 +235,7 @@ class Bank:
         """Return the queries [m, d].
 
         Args:
-            gallery: The gallery. If it is a store, the queries must have its dimensions.
+            gallery: The gallery. The queries must have the dimensions of a store.
             progress: Called while texts are embedded.
 
         Raises:

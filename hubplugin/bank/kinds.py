@@ -193,7 +193,7 @@ class BankProfile:
 
     @property
     def finds_a_corner(self) -> bool:
-        """True if the bank finds targets that lie together, and the gallery finds others."""
+        """True if the bank finds targets that lie together, unlike the gallery's hubs."""
         return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
@@ -363,8 +363,8 @@ def _as_queries(
 def _spacing(bank: PreparedBank) -> float:
     """Return the spacing ratio in the gallery; 1 if the target bank holds the answers.
 
-    A hub stands out just as an answer does. If the ratio is above `LOG`, it is therefore
-    computed again with only one of the queries that have the same nearest target.
+    A hub stands out just as an answer does. A ratio above `LOG` is therefore computed
+    again, with only one of the queries that have the same nearest target.
     """
     if bank.answers_are_elsewhere:
         return 1.0
@@ -421,7 +421,7 @@ def _one_sided(
 ) -> float:
     """Return the share of queries that lie beyond their nearest targets.
 
-    "Beyond" is measured along the direction from the targets to their nearest queries. A
+    "Beyond" is measured along the direction from targets to their nearest queries. A
     trait that all queries and no targets have, such as a form or a language, puts
     queries beyond targets whichever side is searched from. A different subject does
     not, because the direction is reversed when seen from the nearest documents.
@@ -465,7 +465,7 @@ def typical_similarity(
     random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
     def nearness(vectors: np.ndarray) -> float:
-        """Return the mean cosine of `vectors` and their nearest targets, copies apart."""
+        """Return the mean cosine of `vectors` to their nearest targets but copies."""
         similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 

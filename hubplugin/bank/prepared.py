@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 SPREAD_SAMPLE = 4_096
 """The number of targets from which `PreparedBank.deviation` is estimated.
 
-The sample of targets moves the deviation by at most 0.03 %, and the sample of `SURVEY_QUERIES`
-queries by at most 1.7 %, on six sets: text and code, text and image, two languages, a
-query log. R@1 of the default method is the same as with all targets
+The sample of targets moves the deviation by at most 0.03 %, and the sample of
+`SURVEY_QUERIES` queries by at most 1.7 %, on six sets: text and code, text and image,
+two languages, a query log. R@1 of the default method is the same as with all targets
 (benchmarks/settings.py)."""
 
 SURVEY_QUERIES = 512
@@ -60,10 +60,10 @@ def spacing_ratio(largest: np.ndarray) -> float:
     s_1 >= s_2 >= ... be the similarities of one query. The weighted gaps j (s_j -
     s_j+1) have the same mean for all j if the upper tail of the similarities is
     exponential (Renyi's representation of order statistics). If the tail is shorter,
-    the mean is smaller for small j. The ratio divides the mean first gap by the mean of the other
-    gaps, both over all queries, so it depends on neither scale nor metric. An answer
-    makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if all other
-    gaps are 0.
+    the mean is smaller for small j. The ratio divides the mean first gap by the mean of
+    the other gaps, both over all queries, so it depends on neither scale nor metric. An
+    answer makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if
+    all other gaps are 0.
 
     Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers
     are elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and
@@ -92,7 +92,7 @@ class Survey:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class WholeGallery:
     """A gallery that workers have read; `PreparedBank.targets` is then a sample of it.
 
     count: The number of targets, without zero vectors.
@@ -130,7 +130,7 @@ class PreparedBank:
     pairs: np.ndarray | None = None
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
-    whole: Whole | None = None
+    whole: WholeGallery | None = None
 
     def against(
         self,
@@ -246,7 +246,7 @@ class PreparedBank:
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`; one object, which keys cached similarities."""
+        """The target bank as `Vectors`. Raises InputError if there is none."""
         return as_vectors(self.require_target_bank(), "target bank")
 
     @cached_property

@@ -79,7 +79,7 @@ class LogLines(logging.Handler):
 
 
 class Commands(TyperGroup):
-    """The commands. Errors and warnings are lines on stderr, in terms of typed options."""
+    """The commands. Errors and warnings are lines on stderr, and name typed options."""
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():

@@ -128,9 +128,10 @@ class Compute:
         if size < SMALLEST_MEMORY:
             raise InputError(
                 memory,
-                f": expected {SMALLEST_MEMORY:,} or more, as bytes or as '512MiB' or '2GiB'",
+                f": expected {SMALLEST_MEMORY:,} or more, as bytes or as '512MiB' or "
+                "'2GiB'",
             )
-        if size > CPU_MEMORY:
+        if size > CPU_MEMORY:  # less fits, and asking for the device imports torch
             device = self.torch_device()
             if device is not None and device.type == "cuda":
                 _, total = card_bytes(device)
@@ -147,6 +148,7 @@ class Compute:
         return replace(self, progress=None)
 
     def report(self, label: str, done: int, total: int) -> None:
+        """Call `progress`, if it is given."""
         if self.progress is not None:
             self.progress(label, done, total)
 

@@ -122,13 +122,14 @@ class Similarities:
         self._banks: dict[Any, Array] = {}  # the shifted bank on the device, by dtype
         self._bias = self.library.to_device(-self.squares / 2)
         # The largest product to compute in float32.
-        self._largest_float32 = FLOAT32_SIMILARITY
-        if compute.precision != "auto":
-            self._largest_float32 = 0.0
         if not self.library.has_float64:
             self._largest_float32 = math.inf
-        is_short = metric is Metric.COSINE and self.longest <= UNIT
-        self.is_unit = is_short and compute.precision == "auto"
+        elif compute.precision == "auto":
+            self._largest_float32 = FLOAT32_SIMILARITY
+        else:
+            self._largest_float32 = 0.0
+        has_unit_length = metric is Metric.COSINE and self.longest <= UNIT
+        self.is_unit = has_unit_length and compute.precision == "auto"
         self.keeps_products = False
         self.products: Array = None
 
@@ -174,7 +175,7 @@ class Similarities:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
             if is_euclidean:
-                # So far, `bound` is that of b.t; |b|^2/2 + |t|^2/2 adds as much at most.
+                # So far, `bound` holds for b.t; |b|^2/2 + |t|^2/2 is within it, too.
                 bound *= 2
                 bank_bias = xp.astype(self._bias, dtype) * scale
                 bias = xp.astype(squares * (-scale / 2), dtype)[:, None]

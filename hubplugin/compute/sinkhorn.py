@@ -110,6 +110,8 @@ class Kernel:
         self._kept = similarities.products
         self._has_products = self._kept is not None
         similarities.products = None
+        # The memory for each entry of K: float32 takes 4 bytes, and halves take 2. If
+        # there are products, they have that memory already.
         shape = (self._n, similarities.m)
         bytes_each = KEPT_SHARE * similarities.compute.bytes() / math.prod(shape)
         may_halve = min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU

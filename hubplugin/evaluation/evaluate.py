@@ -100,13 +100,13 @@ def evaluate(
             raise InputError(
                 "a filter needs a store; arrays and files are searched whole"
             )
-        chosen = Metric(metric or Metric.COSINE)
+        metric = Metric(metric or Metric.COSINE)
         models = models or {}
         rows = cast(Names, names)
-        ranked = rank_arrays(task, targets, truth, rows, chosen, bank, methods, models)
+        ranked = rank_arrays(task, targets, truth, rows, metric, bank, methods, models)
         return results_of(ranked, task)
-    given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
-    for name, value in given.items():
+    for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
+    for name, value in for_arrays.items():
         if value is not None:
             raise InputError(
                 Parameter(name),

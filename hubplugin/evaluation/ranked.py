@@ -162,8 +162,8 @@ def rank_store(
     if not count:
         raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     prepare(task.queries, store.metric)  # raises for zero vectors
-    given = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(each) for each in given])
+    true_ids = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(each) for each in true_ids])
     facts: dict[str, Any] = {
         "metric": store.metric.value,
         "targets": count,
@@ -183,30 +183,30 @@ def rank_store(
     searched = store if condition is None else store.with_filter(condition)
     vectors = task.queries.array()
     place_of: dict[Id, int] = {}
-    finds = []
+    found = []
     for each in candidates:
         nearest = search_store(
             searched, vectors, task.k, each.label, task.compute, place_of
         )
-        finds.append(nearest)
+        found.append(nearest)
     # Ids that are numbers in the store may be texts in a file.
     by_text = {str(id): place for id, place in place_of.items()}
     true_places = []
     for row in judged:
-        true_places.append([by_text.get(str(key), NOT_FOUND) for key in given[row]])
+        true_places.append([by_text.get(str(key), NOT_FOUND) for key in true_ids[row]])
     rankings = []
-    for candidate, nearest in zip(candidates, finds, strict=True):
+    for candidate, nearest in zip(candidates, found, strict=True):
         best = np.full(len(judged), math.inf)
         for number, places in enumerate(true_places):
             ranks = np.flatnonzero(np.isin(nearest[judged[number]], places)) + 1.0
             best[number] = ranks.min(initial=math.inf)
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
-        found = next(iter(place_of), None)
-        expected = next(iter(given[judged[0]]))
+        example = next(iter(place_of), None)
+        expected = next(iter(true_ids[judged[0]]))
         raise InputError(
             f"no query finds a true target in {store.url}: its searches find ids such "
-            f"as {found!r}, the ground truth names {expected!r}; expected ids of the "
+            f"as {example!r}, the ground truth names {expected!r}; expected ids of the "
             "store, in the order of the queries"
         )
     return Ranked(

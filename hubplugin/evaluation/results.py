@@ -64,8 +64,10 @@ class MethodResult:
 
     @property
     def sign(self) -> int:
-        """1 if more true targets come first than in the raw search, -1 if fewer do, 0 if
-        the difference may be chance among so many methods."""
+        """1 if more true targets come first than in the raw search, -1 if fewer do.
+
+        0 if the difference may be chance among so many methods.
+        """
         if self.versus_raw is None or self.adjusted_p >= SIGNIFICANT:
             return 0
         return self.versus_raw.change.sign
@@ -154,8 +156,10 @@ class Results(Result):
     def _list_rankings(self) -> Section:
         """Return the section of the raw search and of each correction."""
         k = max(self.raw.recall)
-        shown = (self.raw, self.shown)
-        chart = {m.label: m.occurrences for m in self.methods if m in shown}
+        charted = (self.raw, self.shown)
+        chart = {
+            each.label: each.occurrences for each in self.methods if each in charted
+        }
         rows = []
         for each in self.methods:
             cells: list[str | Bar] = [each.label, f"{each.recall[1].value:.1%}"]

@@ -133,8 +133,10 @@ def apply(
     gallery, teachers = job.read_gallery(teachers, workers)
     fit = job.fit(teachers)
     if fit.is_idle:
-        done = Applied(store.url, fit.model, teachers.bank.count, 0, 0, written=False)
-        return replace(done, trial=fit.trial, sound=True)
+        applied = Applied(
+            store.url, fit.model, teachers.bank.count, 0, 0, written=False
+        )
+        return replace(applied, trial=fit.trial, sound=True)
     return job.write(fit, teachers.bank, gallery)
 
 
@@ -212,24 +214,24 @@ def refit(
             "it all the same with ",
             Parameter("force", True),
         )
-    done = job.write(fit, teachers.bank, gallery)
+    applied = job.write(fit, teachers.bank, gallery)
     old_size = len(old.terms[0].bank)  # 1 for `dn`, which keeps only the mean
     new_size = len(teachers.bank.query_bank)
-    notes = [*done.notes]
+    notes = [*applied.notes]
     if new_size < old_size:
         notes.append(
             f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
         )
-    return replace(done, notes=notes, versus=versus)
+    return replace(applied, notes=notes, versus=versus)
 
 
 UNEVEN = 1.4
 """The ratio to the largest count by chance up to which the worst hub counts as chance.
 
 With 300 to 2,500 random queries to 4,096 random vectors in 2 to 384 dimensions, the
-worst hub had up to 1.00 times that count. In 24 of 30 real banks, query logs among them,
-it had 1.48 to 8.64 times that count. In the other six, which have 100 to 1,500 queries,
-it had 1.00 to 1.40 times (`python -m benchmarks.causes --chance`)."""
+worst hub had up to 1.00 times that count. In 24 of 30 real banks, query logs among
+them, it had 1.48 to 8.64 times that count. In the other six, which have 100 to 1,500
+queries, it had 1.00 to 1.40 times (`python -m benchmarks.causes --chance`)."""
 
 
 @dataclass(frozen=True)
@@ -362,10 +364,10 @@ class Job:
         # Before writing, since that replaces the active correction.
         drops_map = model.query_map is None and _has_map(store)
         if self.dry_run:
-            done = preview(store, model, bank.compute, store.plan())
+            applied = preview(store, model, bank.compute, store.plan())
         else:
-            done = write_gallery(store, model, gallery, bank.compute, self.force)
-        notes = [*done.notes]
+            applied = write_gallery(store, model, gallery, bank.compute, self.force)
+        notes = [*applied.notes]
         if fit.trial is None:
             # Nothing was tried, so say at least what to expect of a small bank.
             notes = [*small_bank(len(bank.distinct)), *notes]
@@ -376,7 +378,7 @@ class Job:
                 "the previous correction had a query map, and this one has none: "
                 "rollback returns to it"
             )
-        return replace(done, trial=fit.trial, notes=notes)
+        return replace(applied, trial=fit.trial, notes=notes)
 
 
 def _has_map(store: Store) -> bool:

@@ -197,8 +197,8 @@ class Diagnosis(Result):
         return [
             f"{most:,} targets ({most / self.targets:.1%}) fill {self.most_found:.1%} of "
             f"the first {hubness.k} places; {chance.most_found:.1%} would be chance",
-            f"the one that comes back most is found by {hubness.largest:,} queries; an even "
-            f"share would be {even:.1f}",
+            f"the one that comes back most is found by {hubness.largest:,} queries; an "
+            f"even share would be {even:.1f}",
             f"{hubness.anti_hub_share:.1%} are found by no query (chance "
             f"{chance.never_found:.1%}); skewness {hubness.skewness:.2f} (chance "
             f"{chance.skewness:.2f})",
@@ -299,7 +299,7 @@ def diagnose(
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
-    """Return the ids of the targets in `rows`: ids in a store, or the rows of vectors."""
+    """Return the ids in a store of the targets in `rows`. Vectors have rows as ids."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())

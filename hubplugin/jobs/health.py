@@ -156,20 +156,20 @@ def _read_live_queries(
             return None
         bank = Bank(recorded, recorded.answers)
     asked = bank.prepare(model.metric, compute, store)
-    drawn = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
-    new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
-    if len(new) < FEWEST_LIVE:
+    sample = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
+    rows = sample[~is_in_bank(model, asked.query_bank[sample])]
+    if len(rows) < FEWEST_LIVE:
         if live is not None:
             logger.warning(
                 "only %d live queries are not in the bank, and %d are needed: queries "
                 "of the bank are used instead",
-                len(new),
+                len(rows),
                 FEWEST_LIVE,
             )
         return None
-    names = [display_query(bank, row) for row in new.tolist()]
-    right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
-    return LiveQueries(asked.query_bank[new], names, right)
+    names = [display_query(bank, row) for row in rows.tolist()]
+    right = [-1] * len(rows) if asked.clicks is None else asked.clicks[rows].tolist()
+    return LiveQueries(asked.query_bank[rows], names, right)
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:

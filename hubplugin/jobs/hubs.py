@@ -1,4 +1,4 @@
-"""Hubs: the targets that most queries find, with some queries that each hub misleads."""
+"""Hubs: the targets that most queries find, each with some queries that it misleads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def search_store(
 ) -> np.ndarray:
     """Return the places in `place_of` of the targets that queries find, int64 [q, k].
 
-    The best target comes first. If a query finds fewer than k targets, -1 fills its row.
+    The best target comes first. If a query finds fewer than k targets, the rest is -1.
 
     Args:
         store: The store.

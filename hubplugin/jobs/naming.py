@@ -17,7 +17,7 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[Any]]
 """A function from ids of targets to their texts; None for a target without a text."""
 
 NAME_FIELDS = ("title", "name", "text", "document", "page_content")
-"""The fields that may have names; by default, the first that some target has is shown."""
+"""The fields that may have names. By default, the first that some target has counts."""
 
 NAME_FILES = (".txt", ".json")
 """The suffixes of files of names."""
@@ -29,9 +29,9 @@ LONGEST = 80
 class FieldNames:
     """A function from ids to the values of a `field` of these targets in `store`.
 
-    If `field` is None, it becomes the first of `NAME_FIELDS` that some target has. A given
-    field must occur in the first targets that are named, or InputError is raised. Once
-    some target has had the field, others may lack it.
+    If `field` is None, it becomes the first of `NAME_FIELDS` that some target has.
+    InputError is raised if none of the targets asked for has a given field. Once some
+    target has had the field, all others may lack it.
     """
 
     has_occurred = False

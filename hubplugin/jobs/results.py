@@ -206,10 +206,10 @@ class Removed(Result):
         headline = "nothing was changed"
         if self.written:
             headline = "correction removed; searches are raw again"
-        removed = "there was none that can be read"
+        description = "there was none that can be read"
         if self.correction is not None:
-            removed = _describe(self.correction.model)
-        return Page(headline, sections=[Section("The correction", [removed])])
+            description = _describe(self.correction.model)
+        return Page(headline, sections=[Section("The correction", [description])])
 
 
 WRONG = 0.05
@@ -233,7 +233,7 @@ cost more than 8 points of R@1 reach 2.8 to 5.4 (benchmarks/keeping.py)."""
 TOLERATED_RISE = 4.0
 """The tolerated ratio of a target's share of the queries to the worst hub's at the fit.
 
-A limit of more than halfway from the share at the fit to 100 % is lowered to halfway."""
+The limit is never more than halfway from the share at the fit to 100 %."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ most 0.08, and every bank that raised it by more than 0.1 lost R@1, up to 2.4 po
 (benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
-"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger bank."""
+"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger."""
 
 
 @dataclass(frozen=True)
 class OldVersusNew:
-    """The raw search, the old and the new correction on held-out queries of the new bank.
+    """The raw search, old and new correction on held-out queries of the new bank.
 
     change: R@1 of the old and the new correction; None without known answers.
     share: The size of the new bank, as a share of the old bank's size.

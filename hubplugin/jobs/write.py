@@ -92,8 +92,8 @@ ROUNDING = 1e-6
 """The share of the largest offset up to which two offsets count as equal.
 
 A float32 offset is rounded up to some ten times on the way through a store and back.
-The tolerance is relative because offsets, and with them the errors, grow with the square
-of the vectors under Euclidean distance and dot product."""
+The tolerance is relative because offsets, and with them the errors, grow with the
+square of the vectors under Euclidean distance and dot product."""
 
 
 @dataclass
@@ -208,7 +208,7 @@ def compare(
 def find_tolerance(
     store: Store, model: OffsetModel, batch: Batch, offsets: np.ndarray
 ) -> np.ndarray:
-    """Return the largest error that the store may cause in each of the `offsets`: [b]."""
+    """Return the largest error that a store may cause in each of the `offsets`: [b]."""
     largest = 0.0
     if model.gallery is not None:
         largest = max(abs(model.gallery.smallest), abs(model.gallery.largest))
@@ -251,7 +251,7 @@ class SpooledGallery:
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
         # The place and the ids of each batch, in the order of the scan.
-        self._batches = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._batches = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
         weakref.finalize(self, self._batches.close)
         total = store.count()
         batches = self._read(store, compute, total)

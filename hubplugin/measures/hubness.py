@@ -115,7 +115,7 @@ def most_found(targets: int) -> int:
 
 
 def share_of_most_found(occurrence: np.ndarray) -> float:
-    """Return the share of all results that are one of the most found targets, 0 to 1."""
+    """Return the share of all results that are among the most found targets, 0 to 1."""
     total = occurrence.sum()
     if not total:
         return 0.0

@@ -108,7 +108,7 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
 def _discounted(
     grades: np.ndarray, ranks: np.ndarray, k: int, truth: Truth
 ) -> np.ndarray:
-    """Return the sum of grade / log2(1 + rank) up to rank `k` for each judged query [j]."""
+    """Return the sum of grade / log2(1 + rank) up to rank `k`, for each query [j]."""
     gains = np.where(ranks <= k, grades / np.log2(1 + ranks), 0.0)
     total: np.ndarray = np.add.reduceat(gains, truth.starts)
     return total
