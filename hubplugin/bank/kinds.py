@@ -193,7 +193,7 @@ class BankProfile:
 
     @property
     def finds_a_corner(self) -> bool:
-        """True if the bank finds targets that lie together, unlike the gallery's hubs."""
+        """True if the bank finds targets that lie together, but not the usual hubs."""
         return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
@@ -464,16 +464,16 @@ def typical_similarity(
     gallery = _about_mean(targets, metric)
     random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
-    def nearness(vectors: np.ndarray) -> float:
-        """Return the mean cosine of `vectors` to their nearest targets but copies."""
+    def mean_cosine(vectors: np.ndarray) -> float:
+        """Return the mean cosine of vectors to their nearest targets but copies."""
         similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 
-    chance = nearness(_of_length(random, 1.0))
-    between_targets = nearness(gallery)
+    chance = mean_cosine(_of_length(random, 1.0))
+    between_targets = mean_cosine(gallery)
     if chance > 0.5 or between_targets - chance < LEAST_ORDER * (1 - chance):
         return 1.0
-    near = nearness(_about_mean(queries, metric))
+    near = mean_cosine(_about_mean(queries, metric))
     return (near - chance) / (between_targets - chance)
 
 

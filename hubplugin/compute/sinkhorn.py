@@ -23,13 +23,13 @@ SAFE_DRIFT = {4: 20.0, 2: 12.0}
 """The largest change of log alpha up to which kept exponentials can be used.
 
 The key is the number of bytes per exponential. Exponentials that fell below the range
-of their type, compared with their column's peak (87 in the exponent, or 26 for halves),
+of their type, compared with their target's peak (87 in the exponent, or 26 for halves),
 stay far below that peak."""
 
 HALF_TERMS = 256
-"""The fewest targets, and different bank rows, for halves. These round each exponential
-by up to 5e-4, which averages out: log alpha is within 1e-5 of the float64 result (see
-the tests)."""
+"""The fewest targets, and the fewest distinct bank rows, for halves. Halves round each
+exponential by up to 5e-4, which averages out: log alpha is within 1e-5 of the float64
+result (see the tests)."""
 
 HALF_TAU = 0.1
 """The largest temperature for halves. A log sum dominated by one term is off by up to
@@ -143,7 +143,7 @@ class Kernel:
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
             if tile.bound <= NARROW:
-                # Without peaks, the same exponentials serve rows and columns.
+                # Without peaks, sums over targets and over bank rows share their terms.
                 values, peaks = exponentials(x, tile.bound, library)
                 tile_sums = xp.log(multiply(values.T, mass))
             else:
@@ -193,7 +193,7 @@ class Kernel:
             return None
         peak = float(change.max())
         weights = library.to_device(np.exp(change - peak), xp.float32)
-        # For all n targets, since a kept block may have targets behind the gallery.
+        # For all n targets, since a kept block may reach beyond the gallery.
         sums = library.empty((self._n,), library.accumulator)
         for rows, values in self._kept_blocks("log-sum-exp"):
             if rows.start < self._gallery:
@@ -249,7 +249,7 @@ class Kernel:
                 progress(label, rows.stop, self._n)
 
     def _exponents(self, label: str) -> Iterator[Tile]:
-        """Yield s/tau of all columns, in order; hidden entries are -inf.
+        """Yield s/tau of all targets, in order; hidden entries are -inf.
 
         The caller must turn each tile into exponentials, in place, before it asks for
         the next tile: the exponentials are then kept if there is room.

@@ -250,8 +250,8 @@ class SpooledGallery:
     ):
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
-        # The place and the ids of each batch, in the order of the scan.
-        self._batches = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
+        # The place and ids of each batch, in order. The file closes with this object.
+        self._batches = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._batches.close)
         total = store.count()
         batches = self._read(store, compute, total)

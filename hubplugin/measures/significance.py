@@ -27,7 +27,7 @@ PRECISION = 1e-6
 HALF = 0.5
 """The probability that a query is in a random half of the queries."""
 
-BATCH = 1 << 22
+BATCH_VALUES = 1 << 22
 """The most values in a batch of resamples: 32 MiB."""
 
 
@@ -135,7 +135,7 @@ def interval(
         return Figure(value, value, value)
     rng = np.random.default_rng(seed)
     resampled = list[np.ndarray]()
-    batch = max(1, BATCH // count)
+    batch = max(1, BATCH_VALUES // count)
     for start in range(0, RESAMPLES, batch):
         rows = rng.integers(0, count, (min(batch, RESAMPLES - start), count))
         resampled.append(statistic(values[rows], axis=1))
