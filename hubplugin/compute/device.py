@@ -148,7 +148,6 @@ class Compute:
         return replace(self, progress=None)
 
     def report(self, label: str, done: int, total: int) -> None:
-        """Call `progress`, if it is given."""
         if self.progress is not None:
             self.progress(label, done, total)
 
