@@ -57,7 +57,7 @@ UNIT = 1.001
 
 FLOAT32_SIMILARITY = 16.0
 """The largest similarity that is computed in float32, with an error below 1e-5. Larger
-ones are computed in float64."""
+similarities are computed in float64."""
 
 ANSWER_SLACK = 1e-5
 """How far below a threshold a similarity still reaches it, relative to the larger of 1
@@ -102,12 +102,13 @@ class Similarities:
         self.library = Library(compute)
         self.m = len(bank)
         self.dim = int(bank.shape[1])
-        room = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
-        block_rows = BLOCK_ROWS
         if self.library.is_on_cpu:
-            room = min(compute.bytes() // 2, CACHE_BYTES)
-            block_rows = min(block_rows, BLOCK_NUMBERS // self.dim)
-        self.tile_rows = min(max(room // (self.m * 4), 1), BLOCK_ROWS)
+            tile_bytes = min(compute.bytes() // 2, CACHE_BYTES)
+            block_rows = min(BLOCK_ROWS, BLOCK_NUMBERS // self.dim)
+        else:
+            tile_bytes = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
+            block_rows = BLOCK_ROWS
+        self.tile_rows = min(max(tile_bytes // (self.m * 4), 1), BLOCK_ROWS)
         # Every block but the last consists of whole tiles.
         self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
@@ -136,7 +137,7 @@ class Similarities:
     def make_room(self, count: int) -> Array:
         """Return memory for the products with `count` targets: float32 [count, m].
 
-        Return None if they are not to be kept, or if there is too little memory.
+        Return None if the products are not to be kept, or if there is too little memory.
         """
         has_room = 4 * count * self.m <= KEPT_SHARE * self.compute.bytes()
         if not (self.keeps_products and self.is_unit and has_room):

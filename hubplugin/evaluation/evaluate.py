@@ -102,8 +102,9 @@ def evaluate(
             )
         metric = Metric(metric or Metric.COSINE)
         models = models or {}
-        rows = cast(Names, names)
-        ranked = rank_arrays(task, targets, truth, rows, metric, bank, methods, models)
+        ranked = rank_arrays(
+            task, targets, truth, cast(Names, names), metric, bank, methods, models
+        )
         return results_of(ranked, task)
     for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
     for name, value in for_arrays.items():
@@ -114,8 +115,8 @@ def evaluate(
             )
     if truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
-    naming = cast(Naming | None, names)
-    return results_of(rank_store(task, targets, truth, condition, naming), task)
+    ranked = rank_store(task, targets, truth, condition, cast(Naming | None, names))
+    return results_of(ranked, task)
 
 
 EXAMPLES = 3

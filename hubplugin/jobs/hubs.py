@@ -22,7 +22,7 @@ MISLED = 3
 """The most misled queries that are shown with a hub."""
 
 NOT_FOUND = -2
-"""The row of a right answer that is not among the targets, or that is not known."""
+"""The row that stands for a right answer that no query finds, or that is unknown."""
 
 BATCH = 256
 """The number of queries in one request to a store."""
@@ -139,9 +139,9 @@ def find_hubs(
         found_by = {search: int(count[row]) for search, count in counts.items()}
         targets[row] = Hub(id, name, found_by)
     hubs = []
-    for hub, rows in misled.items():
+    for hub, misled_queries in misled.items():
         outcomes = []
-        for query in rows:
+        for query in misled_queries:
             title = targets[after[query]].title
             is_right = bool(after[query] == right[query])
             outcomes.append(Outcome(queries[query], title, is_right))

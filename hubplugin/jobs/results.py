@@ -168,8 +168,9 @@ class Applied(Result):
             outcome = f"{self.model.method}; {counts}"
         else:
             state = "applied"
-            worst = (trial.raw.largest, trial.largest)
-            changes = describe_changes(worst, trial.queries, trial.right)
+            changes = describe_changes(
+                (trial.raw.largest, trial.largest), trial.queries, trial.right
+            )
             outcome = f"on held-out bank queries {changes}"
             sections = [show_trial(trial, "On held-out queries"), *sections]
         if self.sound:
