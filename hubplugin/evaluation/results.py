@@ -158,19 +158,23 @@ class Results(Result):
         k = max(self.raw.recall)
         charted = (self.raw, self.shown)
         chart = {
-            each.label: each.occurrences for each in self.methods if each in charted
+            method.label: method.occurrences
+            for method in self.methods
+            if method in charted
         }
         rows = []
-        for each in self.methods:
-            cells: list[str | Bar] = [each.label, f"{each.recall[1].value:.1%}"]
+        for method in self.methods:
+            cells: list[str | Bar] = [method.label, f"{method.recall[1].value:.1%}"]
             sign = None
-            if each.versus_raw is None:
+            if method.versus_raw is None:
                 cells.append("")
             else:
-                cells.append(bar_of_change(each.versus_raw.change))
-                sign = each.sign
-            cells += [f"{each.recall[k].value:.1%}", f"{each.worst:.1%}"]
-            cells.append("" if each.hubness is None else f"{each.hubness.skewness:.2f}")
+                cells.append(bar_of_change(method.versus_raw.change))
+                sign = method.sign
+            cells += [f"{method.recall[k].value:.1%}", f"{method.worst:.1%}"]
+            cells.append(
+                "" if method.hubness is None else f"{method.hubness.skewness:.2f}"
+            )
             rows.append(Row(cells, sign))
         columns = ("R@1", "points (95%)", f"R@{k}", "worst hub", "skewness")
         note = (
