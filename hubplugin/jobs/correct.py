@@ -133,10 +133,16 @@ def apply(
     gallery, teachers = job.read_gallery(teachers, workers)
     fit = job.fit(teachers)
     if fit.is_idle:
-        applied = Applied(
-            store.url, fit.model, teachers.bank.count, 0, 0, written=False
+        return Applied(
+            store.url,
+            fit.model,
+            scanned=teachers.bank.count,
+            missing=0,
+            stale=0,
+            written=False,
+            trial=fit.trial,
+            sound=True,
         )
-        return replace(applied, trial=fit.trial, sound=True)
     return job.write(fit, teachers.bank, gallery)
 
 
@@ -263,9 +269,9 @@ class Fit:
         targets = sum(trial.raw.occurrences.values())
         skewness = skewness_by_chance(trial.queries, OCCURRENCE, targets)
         largest = largest_by_chance(trial.queries, OCCURRENCE, targets)
-        is_hubby = trial.raw.skewness >= skewness + HUBBY
+        is_even = trial.raw.skewness < skewness + HUBBY
         worst = trial.raw.largest * trial.queries
-        return not is_hubby and worst <= UNEVEN * largest
+        return is_even and worst <= UNEVEN * largest
 
 
 @dataclass(frozen=True)
