@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from hubplugin.recording import Recorder as Recorder
     from hubplugin.registry import open_store as open_store
 
-# Imported on first use, so that `import hubplugin` is fast and does not load torch.
-_HOMES = {
+# The module of each public name. Modules are imported on first use, so that `import
+# hubplugin` is fast and does not load torch.
+_MODULE_OF = {
     "Bank": "bank",
     "Compute": "compute",
     "CorrectionRefused": "errors",
@@ -51,7 +52,7 @@ _HOMES = {
     "rollback": "jobs.write",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULE_OF]
 
 
 _MODULES = (
@@ -70,9 +71,9 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"hubplugin.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'hubplugin' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"hubplugin.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"hubplugin.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

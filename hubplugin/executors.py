@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from hubplugin.bank import SPACINGS, PreparedBank, Survey, Whole
+from hubplugin.bank import SPACINGS, PreparedBank, Survey, WholeGallery
 from hubplugin.compute import (
     SMALLEST_LOG,
     Answers,
@@ -269,7 +269,7 @@ def read_by_workers(
     answers = None
     if finds_answers and min(len(bank.query_bank), count) >= SMALLEST_LOG:
         answers = _join_answers(bank, parts)
-    whole = Whole(count, _join_surveys(parts), answers)
+    whole = WholeGallery(count, _join_surveys(parts), answers)
     sample = as_vectors(np.concatenate([part.sample for part in parts]), "targets")
     sample.left_out = sum(left_out for _, left_out in found)
     if sample.rows < count:

@@ -26,7 +26,7 @@ from hubplugin.errors import InputError, install
 from hubplugin.measures.significance import Figure, Side
 
 NEWS: Mapping[int | None, str] = {1: "better", 0: "same", -1: "worse", None: ""}
-"""Words for good and bad news, by sign; None stands for no news."""
+"""Words for good news and bad news, by sign; None stands for no news."""
 
 COLOURS: Mapping[int | None, str] = {1: "green", 0: "", -1: "red", None: ""}
 
@@ -50,7 +50,7 @@ class Outcome:
     """The target that comes first for a query after the correction.
 
     after: The name of the target.
-    right: True if it is known to be a right answer.
+    right: True if the target is known to be a right answer.
     """
 
     query: str
@@ -92,10 +92,11 @@ class Hub:
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar that ends at `end`, a share of the cell's width.
+    """A cell with a text and a bar.
 
-    start: The start of an interval, with 0 in the middle of the cell; None for a count,
-        whose bar starts at 0.
+    end: The end of the bar, as a share of the cell's width.
+    start: The start of the bar of an interval, likewise. None for the bar of a count,
+        which starts at the left edge; only such a bar is shown in text.
     """
 
     text: str
@@ -113,7 +114,7 @@ class Row:
     """A row of a table.
 
     sign: 1 for good news, -1 for bad news, 0 for a change that may be chance.
-    more: Lines that the opened row shows; text shows the first.
+    more: Lines that the opened row shows in HTML. Text shows the first line.
     image: The file name of the row's picture.
     """
 
@@ -128,9 +129,9 @@ class Section:
     """A part of a page: a table, lines below it, or both.
 
     lines: The lines; empty ones are left out.
-    rows: The rows of the table. They have as many cells as there are columns, after a
-        first cell with their name.
-    columns: The titles of the other columns.
+    rows: The rows of the table. The first cell of a row is its name, and one cell for
+        each of `columns` follows.
+    columns: The titles of all columns but the first.
     chart: A histogram for each search: the number of targets found by N queries, by N.
     note: A note below everything else.
     """
@@ -145,19 +146,19 @@ class Section:
 
 @dataclass(frozen=True)
 class Step:
-    """A suggested next step: a `job`, or a `text`.
+    """A suggested next step: a `job` to run, or a `text`, such as code or advice.
 
-    brings: The reason for the step, or its measured benefit.
+    reason: The reason for the step, or its measured benefit.
     learn: True if the job is to learn a query map.
     """
 
-    brings: str
+    reason: str
     job: str = ""
     learn: bool = False
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.brings}: run {self.job}" if self.job else self.brings
+        return f"{self.reason}: run {self.job}" if self.job else self.reason
 
 
 Spell: TypeAlias = Callable[[Step], str]
@@ -165,9 +166,9 @@ Spell: TypeAlias = Callable[[Step], str]
 
 def as_call(step: Step) -> str:
     """Return the Python call that runs the job of a step."""
-    needs_bank = step.job in ("diagnose", "apply", "refit")
-    given = ["store", *["bank"] * needs_bank, *["learn=True"] * step.learn]
-    return f"hubplugin.{step.job}({', '.join(given)})"
+    takes_bank = step.job in ("diagnose", "apply", "refit")
+    arguments = ["store", *["bank"] * takes_bank, *["learn=True"] * step.learn]
+    return f"hubplugin.{step.job}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,13 @@ class Page:
 
     headline: The outcome in one line.
     sign: The sign of the news, as in `Row`.
-    scene: The data that was looked at, such as the number of targets.
+    subject: The data that was examined, such as the number of targets.
     steps: The suggested next steps.
     """
 
     headline: str
     sign: int = 0
-    scene: str = ""
+    subject: str = ""
     sections: Sequence[Section] = ()
     steps: Sequence[Step] = ()
 
@@ -219,8 +220,8 @@ class Result:
         from rich.text import Text
 
         page = self.page()
-        told = io.StringIO()
-        console = Console(file=told, force_terminal=terminal)
+        output = io.StringIO()
+        console = Console(file=output, force_terminal=terminal)
 
         def say(text: str, style: str = "", indent: int = 2) -> None:
             """Print a text in lines that fit, all with the same indentation."""
@@ -237,15 +238,15 @@ class Result:
             say(headline, style, 0)
         else:
             say_whole(headline, style)
-        say_whole(" · ".join(filter(None, (self.store, page.scene))), "dim")
+        say_whole(" · ".join(filter(None, (self.store, page.subject))), "dim")
         for section in page.sections:
             console.print()
             heading, *lines = _format_table(section, console.width - 2)
             say_whole(heading, "bold")
             for row, line in zip(section.rows, lines, strict=True):
                 say_whole(line, COLOURS[row.sign])
-                for opened in row.more if verbose else row.more[:1]:
-                    say(opened, "dim", 6)
+                for extra in row.more if verbose else row.more[:1]:
+                    say(extra, "dim", 6)
             for line in filter(None, section.lines):
                 say(line)
             if section.note:
@@ -255,8 +256,8 @@ class Result:
             say("Next", "bold")
         for step in page.steps:
             say_whole(f"  {step.text or spell(step)}")
-            say(step.brings, "dim", 4)
-        return "\n".join(line.rstrip() for line in told.getvalue().splitlines())
+            say(step.reason, "dim", 4)
+        return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
     def __str__(self) -> str:
         return self.as_text()
@@ -292,8 +293,9 @@ class Result:
             import PIL  # noqa: F401 - for pictures
             from jinja2 import Environment
         except ImportError as error:
-            message = f"the report needs {error.name}; {install('evaluation')}"
-            raise InputError(message) from None
+            raise InputError(
+                f"the report needs {error.name}; {install('evaluation')}"
+            ) from None
         template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         environment = Environment(
             autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=clean
@@ -317,9 +319,9 @@ HIDDEN = re.compile(
 """Control characters, and characters that change the direction of text."""
 
 
-def clean(shown: object) -> str:
-    """Return a text with spaces for characters that could falsify the display."""
-    return HIDDEN.sub(" ", str(shown))
+def clean(text: object) -> str:
+    """Return a text with spaces for characters that could falsify its display."""
+    return HIDDEN.sub(" ", str(text))
 
 
 SHORTEST = 12
@@ -327,9 +329,10 @@ SHORTEST = 12
 
 
 def _format_table(section: Section, width: int) -> Iterator[str]:
-    """Yield a line with the titles of a section and its columns, and one for each row.
+    """Yield a line with the titles of a section and its columns, then one for each row.
 
-    The first cell of a row is cut if a line would be longer than `width`.
+    The first cell of a row is cut if a line would be longer than `width`, but never to
+    fewer than `SHORTEST` columns of text.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -337,10 +340,11 @@ def _format_table(section: Section, width: int) -> Iterator[str]:
     for row in section.rows:
         table.append((*map(clean, row.cells), NEWS[row.sign]))
     first, *others = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    # Two spaces stand before each of the other columns.
     room = width - sum(others) - 2 * len(others)
-    left = min(first, max(SHORTEST, room))
+    first = min(first, max(SHORTEST, room))
     for title, *cells in table:
-        line = f"  {set_cell_size(title, left)}"
+        line = f"  {set_cell_size(title, first)}"
         for cell, size in zip(cells, others, strict=True):
             line += f"  {cell:>{size}}"
         yield line
@@ -375,14 +379,15 @@ def compare(measures: Measures) -> list[Row]:
     A change of R@1 counts as good or bad news only if it is beyond chance.
     """
     rows = []
-    for name, measured in measures.items():
-        if isinstance(measured, Side):
-            change = measured.change
-            shares = (f"{measured.before:.1%}", f"{measured.after:.1%}")
+    for name, measure in measures.items():
+        if isinstance(measure, Side):
+            change = measure.change
+            shares = (f"{measure.before:.1%}", f"{measure.after:.1%}")
             rows.append(Row((name, *shares, bar_of_change(change)), change.sign))
-        elif measured is not None:
+        elif measure is not None:
+            # Every measure but skewness is a share.
             form = ".2f" if name.startswith(SKEWNESS) else ".1%"
-            values = [format(value, form) for value in measured]
+            values = [format(value, form) for value in measure]
             rows.append(Row((name, *values, "")))
     return rows
 
@@ -465,7 +470,9 @@ def draw_thumbnail(folder: str | os.PathLike[str] | None, name: str) -> str | No
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`, completely or not at all. Symbolic links are followed.
+    """Write `content` to `path`, completely or not at all.
+
+    A symbolic link stays, and the file that it leads to is written.
 
     Raises:
         InputError: The file cannot be written.
@@ -473,5 +480,6 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         atomic.write(os.path.realpath(path), content)
     except OSError as error:
-        message = f"cannot write {os.fspath(path)!r}: {atomic.reason(error)}"
-        raise InputError(message) from None
+        raise InputError(
+            f"cannot write {os.fspath(path)!r}: {atomic.reason(error)}"
+        ) from None

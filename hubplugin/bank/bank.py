@@ -30,20 +30,20 @@ from hubplugin.vectors import (
 MOST_PAIRS = 10_000
 """The most titles kept from a store; from more, a random sample is drawn."""
 
-FEWEST = 10
+FEWEST_PAIRS = 10
 """The fewest queries from which pairs can be recognised."""
 
-LOOKED_AT = 1_000
-"""The most queries compared to recognise pairs."""
+MOST_COMPARED = 1_000
+"""The most queries that are compared with answers to recognise pairs."""
 
 PAIRED = 0.75
-"""Banks are pairs if more than this share of the queries is nearer to their own answer
-than to another query's. By chance the share is 0.5."""
+"""Queries and answers are pairs if more than this share of the queries are nearer to
+their own answer than to another query's. By chance the share is 0.5."""
 
 CLICKS = (".csv", ".tsv")
 """The suffixes of files of clicks."""
 
-Answers: TypeAlias = VectorLike | Sequence[int | str] | None
+AnswersLike: TypeAlias = VectorLike | Sequence[int | str] | None
 """The answers to queries, see `Bank`."""
 
 
@@ -83,7 +83,7 @@ class Bank:
     """
 
     queries: VectorLike | Sequence[str] | None = None
-    answers: Answers = None
+    answers: AnswersLike = None
     _: KW_ONLY
     embed: Embed = None
     name: str = "query bank"
@@ -197,7 +197,7 @@ class Bank:
                 )
             if path.suffix == ".npy":
                 answers = open_npy(path, "answers")
-        ids = _as_ids(answers)
+        ids = _ids_or_none(answers)
         if ids is not None:
             return ids
         return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
@@ -235,12 +235,12 @@ class Bank:
         """Return the queries [m, d].
 
         Args:
-            gallery: The gallery; the queries must have the dimensions of a store.
+            gallery: The gallery. The queries must have the dimensions of a store.
             progress: Called while texts are embedded.
 
         Raises:
-            InputError: The queries cannot be read or embedded, or their dimension is not
-                that of the gallery.
+            InputError: The queries cannot be read or embedded, or their dimensions are
+                not those of the store.
         """
         dim = getattr(gallery, "dim", None)
         queries: Any = self.queries
@@ -293,6 +293,7 @@ class Bank:
         bank = replace(bank, target_bank=answers)
         if vectors.rows != known.rows or not _look_like_pairs(bank, answers):
             return bank
+        # Equal answers become one target.
         distinct, pairs = np.unique(number_rows(answers), return_inverse=True)
         return replace(bank, target_bank=answers[distinct], pairs=pairs)
 
@@ -313,8 +314,11 @@ def _describe(part: Any) -> str:
     return " x ".join(f"{size:,}" for size in shape)
 
 
-def _as_ids(answers: Any) -> np.ndarray | None:
-    """Return `answers` as an array [m] if they are numbers or texts; None for vectors."""
+def _ids_or_none(answers: Any) -> np.ndarray | None:
+    """Return `answers` as an array [m] if they are ids; None for vectors.
+
+    Ids are numbers or texts.
+    """
     try:
         array = np.asarray(answers)
     except Exception:  # a foreign object may raise anything; `as_vectors` reports it
@@ -329,17 +333,18 @@ def _as_ids(answers: Any) -> np.ndarray | None:
 
 
 def _look_like_pairs(bank: PreparedBank, answers: np.ndarray) -> bool:
-    """Return True if more than `PAIRED` of the queries are nearer to their own answer.
+    """Return True if row i of `answers` seems to belong to query i.
 
-    Each query is compared with one other answer. Row i of `answers` belongs to query i.
-    Return False for fewer than `FEWEST` answers.
+    More than `PAIRED` of a sample of the queries must be nearer to their own answer
+    than to the answer of one other query. Return False for fewer than `FEWEST_PAIRS`
+    answers.
     """
-    if len(answers) < FEWEST:
+    if len(answers) < FEWEST_PAIRS:
         return False
-    rows = np.random.default_rng(0).permutation(len(answers))[:LOOKED_AT]
+    rows = np.random.default_rng(0).permutation(len(answers))[:MOST_COMPARED]
     queries = bank.query_bank[rows]
     similarities = compare(queries, answers[rows], bank.metric, bank.compute)
     own = similarities.diagonal()
-    # The other answer is that of the query before.
-    another = np.roll(similarities, 1, axis=1).diagonal()
-    return bool((own > another).mean() > PAIRED)
+    # The other query is the one before in the sample.
+    other = np.roll(similarities, 1, axis=1).diagonal()
+    return bool((own > other).mean() > PAIRED)

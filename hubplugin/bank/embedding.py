@@ -22,7 +22,7 @@ Embed: TypeAlias = Embedder | str | None
 The name is `sentence-transformers:NAME` or `module:function`."""
 
 TRANSFORMERS = "sentence-transformers"
-"""The kind of a model that is known by its name."""
+"""The word before the colon in the name of a sentence-transformers model."""
 
 BATCH = 256
 """The number of texts in one batch; progress is reported after each batch."""
@@ -54,6 +54,7 @@ def embedder_of(spec: str) -> Embedder:
 
 
 def _load_model(name: str) -> Embedder:
+    """Return a function that embeds queries with a sentence-transformers model."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(name)
@@ -88,11 +89,11 @@ def embed_texts(
     """
     if isinstance(embed, str):
         embed = embedder_of(embed)
-    different = list(dict.fromkeys(texts))
-    count = len(different)
-    parts: list[np.ndarray] = []
+    distinct = list(dict.fromkeys(texts))
+    count = len(distinct)
+    batches: list[np.ndarray] = []
     for start in range(0, count, BATCH):
-        batch = different[start : start + BATCH]
+        batch = distinct[start : start + BATCH]
         try:
             output = embed(batch)
         except Exception as error:  # whatever a model raises
@@ -101,16 +102,16 @@ def embed_texts(
                 f"{one_line(error)[:300]}"
             ) from error
         vectors = as_vectors(output, f"{name}, as it was embedded").array()
-        dim = dim or vectors.shape[1]
+        dim = dim or vectors.shape[1]  # without a gallery, that of the first batch
         if vectors.shape != (len(batch), dim):
             raise InputError(
                 f"{name}: the model made {len(vectors)} vectors of {vectors.shape[1]} "
                 f"dimensions from {len(batch)} texts; expected one of {dim} dimensions "
                 "for each text: name the model that embedded the gallery"
             )
-        parts.append(vectors)
+        batches.append(vectors)
         if progress is not None:
             progress("embedding texts", start + len(batch), count)
-    row_of = {text: row for row, text in enumerate(different)}
-    embedded: np.ndarray = np.concatenate(parts)[[row_of[text] for text in texts]]
+    row_of = {text: row for row, text in enumerate(distinct)}
+    embedded: np.ndarray = np.concatenate(batches)[[row_of[text] for text in texts]]
     return embedded

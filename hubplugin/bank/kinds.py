@@ -33,8 +33,8 @@ Kind: TypeAlias = Literal[
 SEEN = 2_048
 """The most rows of the gallery that a profile samples."""
 
-ASKING = 1_024
-"""The most vectors of one kind whose nearest neighbours a profile looks up."""
+MOST_SEARCHED = 1_024
+"""The most vectors of one set whose nearest neighbours a profile searches for."""
 
 NEIGHBOURS = 5
 """The number of nearest neighbours in the two-sample tests.
@@ -45,7 +45,7 @@ FEWEST = 20
 """The fewest queries, and the fewest targets, from which a bank's kind is judged."""
 
 OWN_SHARE = 0.525
-"""The own share below which two sets count as one, see `own_share`.
+"""The own share below which two sets of vectors count as one, see `own_share`.
 
 Documents have 0.50, with an error of 0.01 for 100 to 300 of them. Synonyms that ask for
 names have 0.49 to 0.57, and other queries have 0.55 to 1."""
@@ -77,18 +77,23 @@ NEARER = 1.15
 """Limits of `typical_similarity`: documents about other subjects are below `AS_NEAR`,
 and queries that find their targets are above `NEARER`.
 
-Documents about the gallery's subjects have 0.93 to 1.1, and documents about others have
-0.6 to 0.95. Logs of synonyms have 0.91 or more, and 1.2 if they find their targets."""
+Documents about the gallery's subjects have 0.93 to 1.1, and documents about other
+subjects have 0.6 to 0.95. Logs of synonyms have 0.91 or more, and 1.2 if they find
+their targets."""
 
-ORDER = 0.1
-"""The least nearness of targets to each other, as a share of the way from chance to 1,
-at which `typical_similarity` can tell anything."""
+LEAST_ORDER = 0.1
+"""The least order of a gallery at which `typical_similarity` can tell anything.
+
+Order is how near targets are to each other: 0 is as near as random directions are, and
+1 is equality."""
 
 DIRECTIONS = 256
 """The number of random directions whose mean nearness counts as chance."""
 
 COPY = 0.99
-"""The cosine about the mean above which vectors are copies; rounding leaves 0.999."""
+"""The cosine about the mean above which vectors are copies.
+
+Copies that differ by rounding have 0.999."""
 
 FINDING = 400
 """The number of queries in each part for which `clustering` is computed.
@@ -98,18 +103,19 @@ on the gallery's own subjects rose from 0.10 for 300 queries to 0.25 for 2,000."
 
 CLUSTERED = 0.14
 AGREEMENT = 0.64
-"""Limits of banks from elsewhere.
+"""Limits of the clustering and the agreement of banks from elsewhere.
 
-The targets that such a bank finds lie together, *and* it disagrees with the gallery on
-the hubs. Banks on the gallery's own subjects stay below the first limit (0.134) or
-above the second (0.77). Of 60 foreign banks of 400 queries or more, 52 have a
-clustering of at least 0.146, and all have an agreement of at most 0.61."""
+The targets that such a bank finds lie together, *and* the bank disagrees with the
+gallery on the hubs. Banks on the gallery's own subjects have a clustering of at most
+0.134, or an agreement of at least 0.77. Of 60 foreign banks of 400 queries or more, 52
+have a clustering of at least 0.146, and all have an agreement of at most 0.61."""
 
 OVERLAP = 0.98
 """The own share above which bank and gallery have no neighbours in common.
 
 This is so across modalities. The targets that the gallery's vectors find then say
-nothing about the queries' hubs, so a disagreement is a doubt and not an objection."""
+nothing about the queries' hubs. To disagree with them is then a doubt about the bank,
+and not an objection."""
 
 LOG = 1.1
 """The spacing ratio above which answers stand out.
@@ -157,6 +163,7 @@ class BankProfile:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def kind(self) -> Kind:
+        """The first kind whose condition holds, in the order of the code."""
         if not self.told:
             return "too small to tell"
         if self.near < CHANCE:
@@ -165,14 +172,15 @@ class BankProfile:
             return "mixture"
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
-        one_set = self.own_share < OWN_SHARE
-        if self.near >= NEARER:  # the queries find their targets
-            one_set = self.own_share < COPIES
-        far = self.like_documents and self.near < AS_NEAR and not self.answers_stand_out
-        if (one_set or far) and not self.known:
+        # Queries that find their targets lie among them, without being documents.
+        limit = COPIES if self.near >= NEARER else OWN_SHARE
+        lies_far = self.near < AS_NEAR and not self.answers_stand_out
+        other_subjects = self.like_documents and lies_far
+        if (self.own_share < limit or other_subjects) and not self.known:
             return "documents"
-        is_told = self.answered or self.own_share >= OVERLAP
-        if self.finds_a_corner and not is_told:
+        # In these cases a corner is no objection, see `answered` and `OVERLAP`.
+        may_find_a_corner = self.answered or self.own_share >= OVERLAP
+        if self.finds_a_corner and not may_find_a_corner:
             return "elsewhere"
         if self.answered or self.answers_stand_out:
             return "log"
@@ -185,7 +193,7 @@ class BankProfile:
 
     @property
     def finds_a_corner(self) -> bool:
-        """True if the bank finds targets that lie together, and the gallery others."""
+        """True if the bank finds targets that lie together, but not the usual hubs."""
         return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
@@ -201,10 +209,10 @@ class BankProfile:
 
     @property
     def doubt(self) -> str | None:
-        """The question that the bank alone cannot answer, and the way to answer it.
+        """A doubt that the bank alone cannot dispel, and the way to dispel it.
 
         The bank may be made of documents, or it may ask about one part of the gallery
-        and harm the rest. None if there is no such doubt.
+        and harm the rest. None if there is no such doubt, or if there is an objection.
         """
         if self.objection or not self.told:
             return None
@@ -297,17 +305,18 @@ def profile(
         return BankProfile(distinct, known=known, told=False)
     metric = bank.metric
     compute = bank.compute
-    queries = _unit(queries[:ASKING], metric)
+    queries = _unit(queries[:MOST_SEARCHED], metric)
     targets = _unit(targets[:SEEN], metric)
     from_bank, from_gallery = _as_queries(queries, targets)
+    # The similarities of each target to the queries [n, m], and to other targets.
     to_bank = compare(targets, from_bank, metric, compute)
-    to_gallery = compare(targets, from_gallery[:ASKING], metric, compute)
-    np.fill_diagonal(to_gallery, -math.inf)
+    to_gallery = compare(targets, from_gallery[:MOST_SEARCHED], metric, compute)
+    np.fill_diagonal(to_gallery, -math.inf)  # a target is not compared with itself
     share = own_share(queries, targets, compute, rng)
     target_share = 0.5
-    second = bank.target_bank
-    if share < OWN_SHARE and second is not None and len(second) >= FEWEST:
-        target_share = own_share(_unit(second, metric), targets, compute, rng)
+    answers = bank.target_bank
+    if share < OWN_SHARE and answers is not None and len(answers) >= FEWEST:
+        target_share = own_share(_unit(answers, metric), targets, compute, rng)
     is_answered = None
     if answered:
         is_answered = True
@@ -340,22 +349,22 @@ def _as_queries(
 
     The gallery is translated to the mean of the queries, which removes most of the
     modality gap (Liang et al. 2022). If all queries have the same length, all vectors
-    are scaled to it.
+    are scaled to this length.
     """
-    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
+    translated = targets - targets.mean(axis=0) + queries.mean(axis=0)
     lengths = np.linalg.norm(queries, axis=1)
     length = np.median(lengths)
     if np.ptp(lengths) <= 0.01 * length:  # they differ by rounding
         queries = _of_length(queries, length)
-        moved = _of_length(moved, length)
-    return queries.astype(np.float32), moved.astype(np.float32)
+        translated = _of_length(translated, length)
+    return queries.astype(np.float32), translated.astype(np.float32)
 
 
 def _spacing(bank: PreparedBank) -> float:
     """Return the spacing ratio in the gallery; 1 if the target bank holds the answers.
 
-    A hub stands out just as an answer does. So only one of the queries with the same
-    nearest target counts.
+    A hub stands out just as an answer does. A ratio above `LOG` is therefore computed
+    again, with only one of the queries that have the same nearest target.
     """
     if bank.answers_are_elsewhere:
         return 1.0
@@ -363,8 +372,8 @@ def _spacing(bank: PreparedBank) -> float:
     ratio = spacing_ratio(largest)
     if ratio <= LOG:
         return ratio
-    once = np.unique(bank.survey.nearest, return_index=True)[1]
-    return spacing_ratio(largest[once])
+    first_rows = np.unique(bank.survey.nearest, return_index=True)[1]
+    return spacing_ratio(largest[first_rows])
 
 
 def own_share(
@@ -372,14 +381,14 @@ def own_share(
 ) -> float:
     """Return the share of nearest neighbours that come from a vector's own set.
 
-    The samples of both sets have equal size, so the share is 0.5 if the two are one
-    set, and 1 if they lie apart (Schilling 1986).
+    The samples of both sets have equal size, so the share is 0.5 if the two sets are
+    one, and 1 if they lie apart (Schilling 1986).
 
     Args:
         first, second: The sets [m, d] and [n, d].
         compute: Device and memory.
-        rng: The generator of the samples. Of small sets up to eight samples are drawn,
-            to reduce the error.
+        rng: The generator of the samples. From small sets, up to eight samples are
+            drawn to reduce the error.
     """
     size = min(len(first), len(second), SEEN // 2)
     is_second = np.arange(2 * size) >= size
@@ -388,14 +397,20 @@ def own_share(
         both = np.concatenate(
             [rng.permutation(first)[:size], rng.permutation(second)[:size]]
         )
-        rows = rng.permutation(2 * size)[:ASKING]
+        rows = rng.permutation(2 * size)[:MOST_SEARCHED]
         from_second = _neighbours(both, compute, rows) >= size
         shares.append(float((from_second == is_second[rows, None]).mean()))
     return float(np.mean(shares))
 
 
 def _neighbours(vectors: np.ndarray, compute: Compute, rows: np.ndarray) -> np.ndarray:
-    """Return the `NEIGHBOURS` nearest other `vectors` of those in `rows`: [r, k]."""
+    """Return the rows of the `NEIGHBOURS` nearest other vectors of each row: [r, k].
+
+    Args:
+        vectors: The vectors [n, d]. If there are few, k is n - 1.
+        compute: Device and memory.
+        rows: The rows of the vectors whose neighbours are wanted [r].
+    """
     similarities = compare(vectors[rows], vectors, Metric.EUCLIDEAN, compute)
     similarities[np.arange(len(rows)), rows] = -math.inf
     return topk(similarities, min(NEIGHBOURS, len(vectors) - 1))[1]
@@ -406,7 +421,7 @@ def _one_sided(
 ) -> float:
     """Return the share of queries that lie beyond their nearest targets.
 
-    "Beyond" is measured in the direction from the targets to their nearest queries. A
+    "Beyond" is measured along the direction from targets to their nearest queries. A
     trait that all queries and no targets have, such as a form or a language, puts
     queries beyond targets whichever side is searched from. A different subject does
     not, because the direction is reversed when seen from the nearest documents.
@@ -432,7 +447,7 @@ def typical_similarity(
     compute: Compute,
     rng: np.random.Generator,
 ) -> float:
-    """Return how near queries come to their nearest targets.
+    """Return how near queries come to their nearest targets, on a scale of the gallery.
 
     0 is as near as random directions come, and 1 is as near as targets come to each
     other. Queries and targets are each centred on their mean, and copies are left out.
@@ -449,22 +464,23 @@ def typical_similarity(
     gallery = _about_mean(targets, metric)
     random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
-    def nearest(vectors: np.ndarray) -> float:
+    def mean_cosine(vectors: np.ndarray) -> float:
+        """Return the mean cosine of vectors to their nearest targets but copies."""
         similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 
-    chance = nearest(_of_length(random, 1.0))
-    between_targets = nearest(gallery)
-    if chance > 0.5 or between_targets - chance < ORDER * (1 - chance):
+    chance = mean_cosine(_of_length(random, 1.0))
+    between_targets = mean_cosine(gallery)
+    if chance > 0.5 or between_targets - chance < LEAST_ORDER * (1 - chance):
         return 1.0
-    near = nearest(_about_mean(queries, metric))
+    near = mean_cosine(_about_mean(queries, metric))
     return (near - chance) / (between_targets - chance)
 
 
 def _about_mean(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the directions of the first `vectors`, centred on the mean of all."""
+    """Return the directions of up to `MOST_SEARCHED` vectors from the mean of all."""
     vectors = _unit(vectors, metric)
-    return _of_length(vectors - vectors.mean(axis=0), 1.0)[:ASKING]
+    return _of_length(vectors - vectors.mean(axis=0), 1.0)[:MOST_SEARCHED]
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
@@ -473,6 +489,7 @@ def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
 
 
 def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
+    """Return `vectors` scaled to the same length; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: np.ndarray = vectors * (length / np.maximum(lengths, 1e-30))
     return scaled
@@ -481,9 +498,9 @@ def _of_length(vectors: np.ndarray, length: float) -> np.ndarray:
 def clustering(nearest: np.ndarray, targets: np.ndarray, compute: Compute) -> float:
     """Return how far the targets that the bank finds are neighbours of one another.
 
-    This is a join count: the correlation between being found and the share of
-    neighbours that are found. For a large bank it is the mean over parts of `FINDING`
-    queries.
+    This is a join count: the correlation, over targets, between being found and the
+    share of neighbours that are found. For a large bank, it is the mean of the
+    correlations for parts of `FINDING` queries each.
 
     Args:
         nearest: The row of the target that each query finds [m].
@@ -492,9 +509,10 @@ def clustering(nearest: np.ndarray, targets: np.ndarray, compute: Compute) -> fl
     """
     neighbours = _neighbours(targets, compute, np.arange(len(targets)))
     count = len(nearest) // FINDING
-    parts = nearest[None]
     if count:
         parts = nearest[: count * FINDING].reshape(count, FINDING)
+    else:
+        parts = nearest[None]
     correlations = []
     for part in parts:
         is_found = np.isin(np.arange(len(targets)), part).astype(float)
@@ -505,7 +523,10 @@ def clustering(nearest: np.ndarray, targets: np.ndarray, compute: Compute) -> fl
 def _nearness(similarities: np.ndarray) -> np.ndarray:
     """Return how near a set of vectors comes to each target [n].
 
-    It is the mean of the 16 largest `similarities` [n, m] of the target.
+    The nearness is the mean of the target's 16 largest similarities.
+
+    Args:
+        similarities: The similarities of targets and vectors [n, m].
     """
     size = min(16, similarities.shape[1] - 1)
     largest = np.partition(similarities, -size, axis=1)[:, -size:]

@@ -1,4 +1,4 @@
-"""`PreparedBank`: checked queries, known answers and, once it is known, the gallery."""
+"""`PreparedBank`: checked queries, known answers and, once it was read, the gallery."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 SPREAD_SAMPLE = 4_096
 """The number of targets from which `PreparedBank.deviation` is estimated.
 
-The sample of targets moves the deviation by at most 0.03 %, and the sample of `SURVEYED`
-queries by at most 1.7 %, on six sets: text and code, text and image, two languages, a
-query log. R@1 of the default method is the same as with all targets
+The sample of targets moves the deviation by at most 0.03 %, and the sample of
+`SURVEY_QUERIES` queries by at most 1.7 %, on six sets: text and code, text and image,
+two languages, a query log. R@1 of the default method is the same as with all targets
 (benchmarks/settings.py)."""
 
-SURVEYED = 512
+SURVEY_QUERIES = 512
 """The number of queries from which the kind of a bank is judged.
 
 The spacing ratio then has a standard error of about 0.05."""
@@ -57,13 +57,13 @@ def spacing_ratio(largest: np.ndarray) -> float:
     """Return how far the nearest target stands out, as a ratio of gaps.
 
     The ratio is about 1 or less if the answers are elsewhere, and above 1 in a log. Let
-    s_1 >= s_2 >= ... be the similarities of one query. The gaps j (s_j - s_j+1) have
-    the same mean for all j if the upper tail of the similarities is exponential
-    (Renyi's representation of order statistics). If the tail is shorter, the mean is
-    smaller for small j. The ratio divides the mean first gap by the mean of the other
-    gaps, both over all queries, so it depends on neither scale nor metric. An answer
-    makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if all other
-    gaps are 0.
+    s_1 >= s_2 >= ... be the similarities of one query. The weighted gaps j (s_j -
+    s_j+1) have the same mean for all j if the upper tail of the similarities is
+    exponential (Renyi's representation of order statistics). If the tail is shorter,
+    the mean is smaller for small j. The ratio divides the mean first gap by the mean of
+    the other gaps, both over all queries, so it depends on neither scale nor metric. An
+    answer makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if
+    all other gaps are 0.
 
     Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers
     are elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and
@@ -81,7 +81,7 @@ def spacing_ratio(largest: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The nearest targets of the queries in `PreparedBank.surveyed`.
+    """The nearest targets of the queries in `PreparedBank.survey_queries`.
 
     largest: The `SPACINGS` + 1 largest similarities, in descending order [q, k].
     nearest: The row of the nearest target [q].
@@ -92,11 +92,11 @@ class Survey:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class WholeGallery:
     """A gallery that workers have read; `PreparedBank.targets` is then a sample of it.
 
     count: The number of targets, without zero vectors.
-    survey: As in `PreparedBank`.
+    survey: The nearest targets of the queries in `PreparedBank.survey_queries`.
     answers: The answers found by similarity; None if the method keeps answers, or if
         the bank or the gallery is too small for a log.
     """
@@ -108,7 +108,7 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBank:
-    """Checked queries, known answers and, once it is known, the gallery.
+    """Checked queries, known answers and, once it was read, the gallery.
 
     Every function that tries or fits a correction takes a prepared bank. A fold or a
     sample is a prepared bank with fewer rows.
@@ -130,7 +130,7 @@ class PreparedBank:
     pairs: np.ndarray | None = None
     clicks: np.ndarray | None = None
     targets: Vectors | None = None
-    whole: Whole | None = None
+    whole: WholeGallery | None = None
 
     def against(
         self,
@@ -139,12 +139,13 @@ class PreparedBank:
         *,
         has_no_zeros: bool = False,
     ) -> PreparedBank:
-        """Return this bank with a gallery, without its zero vectors under cosine.
+        """Return this bank with a gallery; under cosine, zero vectors are left out.
 
         Args:
             targets: The gallery [n, d].
-            ids: The row of each clicked id, as returned by `places`, if the store was
-                already read.
+            ids: The row of each clicked id, as returned by `places`, if a store was
+                already read into `targets`. None if clicks are rows, or if `targets` is
+                a store.
             has_no_zeros: Skip the search for zero vectors. A fit raises ZeroVector if
                 there is one after all.
 
@@ -245,7 +246,7 @@ class PreparedBank:
 
     @cached_property
     def answer_vectors(self) -> Vectors:
-        """The target bank as `Vectors`; one object, which keys cached similarities."""
+        """The target bank as `Vectors`. Raises InputError if there is none."""
         return as_vectors(self.require_target_bank(), "target bank")
 
     @cached_property
@@ -254,26 +255,31 @@ class PreparedBank:
         return Similarities(self.query_bank, self.metric, self.compute)
 
     @cached_property
-    def surveyed(self) -> np.ndarray:
+    def survey_queries(self) -> np.ndarray:
         """A sample of the queries [q, d]."""
         order = np.random.default_rng(0).permutation(len(self.query_bank))
-        return self.query_bank[np.sort(order[:SURVEYED])]
+        return self.query_bank[np.sort(order[:SURVEY_QUERIES])]
 
     @cached_property
     def survey(self) -> Survey:
-        """The nearest targets of `surveyed` in the whole gallery."""
+        """The nearest targets of `survey_queries` in the whole gallery."""
         if self.whole is not None:
             return self.whole.survey
         return self.survey_of(self.require_targets())
 
     def survey_of(self, targets: Vectors) -> Survey:
-        """Search `targets` for the nearest to each query of `surveyed`."""
+        """Search `targets` for the nearest to each query of `survey_queries`."""
         top = TopK(SPACINGS + 1)
-        label = "examining the bank"
-        search(self.surveyed, targets, self.metric, self.compute, top, label=label)
-        largest = top.scores[0]  # of the only candidate, [q, k]
-        rows = top.rows[0]
-        return Survey(largest, rows[:, 0])
+        search(
+            self.survey_queries,
+            targets,
+            self.metric,
+            self.compute,
+            top,
+            label="examining the bank",
+        )
+        # Index 0 is the only candidate; the nearest target is in the first column.
+        return Survey(top.scores[0], top.rows[0][:, 0])
 
     @cached_property
     def deviation(self) -> float:
@@ -286,16 +292,17 @@ class PreparedBank:
         # The vectors of both samples already have unit length under cosine.
         metric = Metric.DOT if self.metric is Metric.COSINE else self.metric
         quiet = self.compute.without_progress
-        return float(compare(self.surveyed, sample, metric, quiet).std())
+        return float(compare(self.survey_queries, sample, metric, quiet).std())
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
         """True if the target bank holds the answers, and the gallery does not.
 
         The nearest target then stands out more in the target bank than in the gallery.
-        The property is False without a target bank, so a fit leaves out answers in the
-        gallery. On seventeen settings that costs the default method 0.06 points of R@1
-        on average, while keeping the answers costs 3.3 points on the worst log
+        Without a target bank this cannot be measured. The property is then False: a fit
+        assumes that the answers are in the gallery, and leaves their entries out. On
+        seventeen settings this costs the default method 0.06 points of R@1 on average,
+        while keeping the entries of answers costs 3.3 points on the worst log
         (benchmarks/settings.py).
         """
         # A small target bank has too few gaps to compare.
@@ -308,7 +315,8 @@ class PreparedBank:
     def answers(self) -> Answers | None:
         """The answers found by similarity in gallery and target bank.
 
-        None in the cases that `Whole` names.
+        None if bank or gallery is too small for a log. If workers have read the
+        gallery, also None if the method keeps answers.
         """
         if self.whole is not None:
             return self.whole.answers
@@ -339,10 +347,15 @@ def number_rows(vectors: np.ndarray) -> np.ndarray:
 def _rows_of(
     clicks: np.ndarray, gallery: Vectors, ids: Mapping[int | str, int] | None
 ) -> np.ndarray:
-    """Return the row of the gallery that each query clicked [m], -1 for none.
+    """Return the row of the gallery that was clicked for each query [m], -1 for none.
 
     Clicks on ids that the gallery lacks become -1, and a warning names the ids. Raises
     InputError if the gallery lacks all of them.
+
+    Args:
+        clicks: The clicked ids or rows [m], -1 for none.
+        gallery: The gallery.
+        ids: The row of each id; None if clicks are rows.
     """
     clicked = [id for id in clicks.tolist() if id != -1]
     if not clicked:
@@ -370,12 +383,14 @@ def _rows_of(
             f"{clicked[0]!r}, but its ids look like {example!r}"
         )
     if unknown:
-        message = (
+        logger.warning(
             "%d of %d clicked ids are not in the store and are left out: %s; its ids "
-            "look like %r"
+            "look like %r",
+            len(unknown),
+            len(clicked),
+            list_first(unknown),
+            example,
         )
-        first = list_first(unknown)
-        logger.warning(message, len(unknown), len(clicked), first, example)
     rows = {**ids, -1: -1}
     return np.array([rows.get(id, -1) for id in clicks.tolist()], np.int64)
 
@@ -383,10 +398,15 @@ def _rows_of(
 def places(
     ids: Sequence[int | str], first: int, clicked: Container[int | str]
 ) -> dict[int | str, int]:
-    """Return the row of each of the `ids` that was `clicked`; the first row is `first`.
+    """Return the rows of those `ids` that are in `clicked`.
 
     An id of digits counts as a number, even if clicks or store write it as text. The id
     of row 0 is always returned, as an example of the store's ids.
+
+    Args:
+        ids: The ids of consecutive rows.
+        first: The row of the first id.
+        clicked: The clicked ids.
     """
     rows: dict[int | str, int] = {}
     for row, id in enumerate(map(plain_id, ids), start=first):

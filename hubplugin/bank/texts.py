@@ -29,9 +29,9 @@ TARGET = ("target", "id", "target_id", "document", "doc_id")
 """Possible names of the column of clicked targets, likewise."""
 
 BLOCK = 16 << 20
-"""The number of bytes that are read at a time; each row must fit."""
+"""The number of bytes that are read at a time; each row must fit in them."""
 
-NAMED = 5
+MOST_NAMED = 5
 """The most left-out items that a warning names."""
 
 
@@ -86,14 +86,15 @@ def read_texts(path: Any, name: str = "query bank") -> Texts:
                 "column that has the texts"
             )
     stripped = [(text or "").strip() for text in rows]
-    full = [row for row, text in enumerate(stripped) if text]
-    if not full:
+    with_text = [row for row, text in enumerate(stripped) if text]
+    if not with_text:
         raise InputError(f"{name} has no texts")
-    empty = len(rows) - len(full)
+    empty = len(rows) - len(with_text)
     if empty:
-        message = "%s: %d of %d rows have no text and are left out"
-        logger.warning(message, name, empty, len(rows))
-    return Texts([stripped[row] for row in full], full, name)
+        logger.warning(
+            "%s: %d of %d rows have no text and are left out", name, empty, len(rows)
+        )
+    return Texts([stripped[row] for row in with_text], with_text, name)
 
 
 def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
@@ -104,8 +105,8 @@ def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
         *columns: The possible names of each column. The first one with a text is read.
 
     Returns:
-        For each column, the text in each row, or None where there is none. The list is
-        empty for a column that the file lacks.
+        For each column, the text in each row, or None where a row has none. The list is
+        empty for a column without texts.
 
     Raises:
         InputError: The file cannot be read, or pyarrow is missing.
@@ -117,17 +118,18 @@ def read_columns(path: Path, *columns: Sequence[str]) -> list[list[str | None]]:
         raise InputError(
             f"reading {path.name} needs pyarrow; {install('tables')}"
         ) from None
-    kind: Any = path.suffix.removeprefix(".")
-    if kind == "jsonl":
-        kind = dataset.JsonFileFormat(read_options=json.ReadOptions(block_size=BLOCK))
-    elif kind != "parquet":
-        delimiter = "\t" if kind == "tsv" else ","
+    form: Any = path.suffix.removeprefix(".")
+    if form == "jsonl":
+        form = dataset.JsonFileFormat(read_options=json.ReadOptions(block_size=BLOCK))
+    elif form != "parquet":
+        delimiter = "\t" if form == "tsv" else ","
         parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         read = csv.ReadOptions(block_size=BLOCK)
-        kind = dataset.CsvFileFormat(parse, read_options=read)
+        form = dataset.CsvFileFormat(parse, read_options=read)
+    # A column that the file lacks is read as nulls.
     texts = pa.schema([(name, pa.string()) for names in columns for name in names])
     try:
-        table = dataset.dataset(path, schema=texts, format=kind).to_table().to_pydict()
+        table = dataset.dataset(path, schema=texts, format=form).to_table().to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
             f"{path.name} cannot be read as {path.suffix}: {one_line(error)}"
@@ -155,8 +157,9 @@ def read_clicks(
         path: A .csv or .tsv file with the columns `query`, the text of a bank query or
             its row counted from 0, and `target`, an id in the store.
         count: The number of bank queries.
-        texts: The texts of the bank queries [count].
-        rows: Their rows in the file of the bank, if some rows were left out.
+        texts: The texts of the bank queries [count]; None if they are vectors.
+        rows: The rows of the bank queries in the file of the bank [count]; by default,
+            no row was left out.
 
     Returns:
         The ids [count], -1 for none.
@@ -167,13 +170,14 @@ def read_clicks(
     queries, targets = read_columns(path, TEXT, TARGET)
     if not queries or not targets:
         raise InputError(f"clicks: {path.name} needs the columns query and target")
-    places = defaultdict[str, list[int]](list)
+    # The places in the bank of the queries that a text or a row stands for.
+    places_of = defaultdict[str, list[int]](list)
     for place, text in enumerate(texts or ()):
         if text is not None:
-            places[text.strip()].append(place)
+            places_of[text.strip()].append(place)
     for place, row in enumerate(range(count) if rows is None else rows):
-        # A query whose text is a number comes before the row of that number.
-        places.setdefault(str(row), [place])
+        # A number that is the text of a query stands for that query, not for a row.
+        places_of.setdefault(str(row), [place])
     clicks = Counter[tuple[int, str]]()
     unknown = []
     given = 0
@@ -181,11 +185,11 @@ def read_clicks(
         if not query or not target:
             continue
         given += 1
-        asked = places.get(query.strip())
-        if asked is None:
+        places = places_of.get(query.strip())
+        if places is None:
             unknown.append(query.strip())
             continue
-        for place in asked:
+        for place in places:
             clicks[place, target.strip()] += 1
     if len(unknown) == given:
         raise InputError(
@@ -193,11 +197,13 @@ def read_clicks(
             f"expected the text of a query, or its row from 0 to {count - 1}"
         )
     if unknown:
-        message = (
-            "%s: %d of %d clicks belong to no query of the bank and are left out: %s"
+        logger.warning(
+            "%s: %d of %d clicks belong to no query of the bank and are left out: %s",
+            path.name,
+            len(unknown),
+            given,
+            list_first(unknown),
         )
-        first = list_first(unknown)
-        logger.warning(message, path.name, len(unknown), given, first)
     ids = ["-1"] * count
     # The most frequent target comes last and overwrites the others.
     for (place, target), _ in reversed(clicks.most_common()):
@@ -206,7 +212,10 @@ def read_clicks(
 
 
 def as_ids(ids: Iterable[int | str]) -> np.ndarray:
-    """Return ids as an array [m]: int64 if all are numbers or digits, else objects."""
+    """Return ids as an array [m]: int64 if all are numbers or digits, else objects.
+
+    Numbers that int64 cannot hold are objects, too.
+    """
     plain = [plain_id(id) for id in ids]
     are_numbers = all(isinstance(id, int) and id < 2**63 for id in plain)
     return np.array(plain, np.int64 if are_numbers else object)
@@ -215,6 +224,6 @@ def as_ids(ids: Iterable[int | str]) -> np.ndarray:
 def list_first(items: Collection[object]) -> str:
     """Return the first few distinct items as one text."""
     distinct = [repr(item) for item in dict.fromkeys(items)]
-    if len(distinct) > NAMED:
-        distinct[NAMED:] = ["..."]
+    if len(distinct) > MOST_NAMED:
+        distinct[MOST_NAMED:] = ["..."]
     return ", ".join(distinct)

@@ -1,4 +1,4 @@
-"""The command line: each module registers its commands with the frame."""
+"""The command line: each module registers its commands with `application`."""
 
 from hubplugin.cli import correct, manage, measure
 from hubplugin.cli.application import app, main

@@ -31,8 +31,8 @@ from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, Para
 from hubplugin.registry import without_secrets
 from hubplugin.results import Result, Spell, Step
 
-OF_A_URL = {"metric": "metric", "storage": "storage", "vector": "using"}
-"""The names of parameters in the query of a URL."""
+URL_OPTIONS = {"metric": "metric", "storage": "storage", "vector": "using"}
+"""The names that some parameters have as options of a store's URL."""
 
 ERROR, REFUSED, ATTENTION, STOPPED = 1, 3, 4, 130
 """Exit statuses other than 0; typer uses 2 for wrong usage."""
@@ -44,27 +44,30 @@ It increases if a name is removed or changes its meaning, but not if one is adde
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
-    """Return `parameter` in typed form: an option of `command` or part of a URL."""
+    """Return `parameter` as people type it: an option of `command` or of a URL."""
     options = {option.name: option for option in command.params}
     name = parameter.name
     value = parameter.value
     if name in options:
         option = options[name]
+        # A switch has no value: --learn stands for True, and --no-learn for False.
         if value is False and option.secondary_opts:
             return str(option.secondary_opts[0])
         if value is None or value is True:
             return str(option.opts[0])
         return f"{option.opts[0]} {value}"
-    if name in OF_A_URL:
-        return f"?{OF_A_URL[name]}={value or 'NAME'}"
+    if name in URL_OPTIONS:
+        return f"?{URL_OPTIONS[name]}={value or 'NAME'}"
     return str(parameter)
 
 
 def say(text: str) -> None:
+    """Print a line on stderr, in the name of the program."""
     typer.echo(f"hubplugin: {text}", err=True)
 
 
 def warn(text: str) -> None:
+    """Print a warning as one line on stderr."""
     say(f"warning: {' '.join(text.split())}")
 
 
@@ -76,7 +79,7 @@ class LogLines(logging.Handler):
 
 
 class Commands(TyperGroup):
-    """The commands. An error or a warning is one line on stderr, in words of what is typed."""
+    """The commands. Errors and warnings are lines on stderr, and name typed options."""
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -89,7 +92,7 @@ class Commands(TyperGroup):
                 raise typer.Exit(
                     REFUSED if isinstance(error, CorrectionRefused) else ERROR
                 ) from None
-            except KeyboardInterrupt as stop:
+            except KeyboardInterrupt as stop:  # its text tells what a job has done
                 say(f"stopped; {str(stop) or 'nothing was changed'}")
                 raise typer.Exit(STOPPED) from None
 
@@ -114,8 +117,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    """Print the version and leave, if --version was typed."""
+    if is_asked:
         typer.echo(f"hubplugin {__version__}")
         raise typer.Exit
 
@@ -160,16 +164,17 @@ def options_of_all(
     """Declare the options that every command has."""
 
 
-SHARED = inspect.signature(options_of_all, eval_str=True).parameters
+SHARED_OPTIONS = inspect.signature(options_of_all, eval_str=True).parameters
 
 
 def command(function: Callable[..., Result]) -> Callable[..., Result]:
     """Register a function as a command of the same name, with the shared options.
 
-    A parameter `compute` of the function gets the `Compute` of the chosen device.
+    A parameter `compute` of the function is no option: it gets the `Compute` of the
+    chosen device.
     """
     own = dict(inspect.signature(function, eval_str=True).parameters)
-    computes = own.pop("compute", None) is not None
+    takes_compute = own.pop("compute", None) is not None
 
     @functools.wraps(function)
     def run(
@@ -181,23 +186,23 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
         **arguments: Any,
     ) -> None:
         require_writable(arguments.get("report"))
-        with _loudness(quiet, verbose), computing(device) as compute:
-            if computes:
+        with _log_level(quiet, verbose), computing(device) as compute:
+            if takes_compute:
                 arguments["compute"] = compute
             result = function(**arguments)
         spell = functools.partial(spell_command, arguments)
         _write_report(result, arguments, spell)
         attention = bool(getattr(result, "attention", ()))
-        if json or attention or not quiet:
+        if json or attention or not quiet:  # JSON is printed even with --quiet
             if json:
-                named = {"command": function.__name__, "version": JSON_VERSION}
-                typer.echo(dumps({**named, **result.as_json()}, allow_nan=False))
+                frame = {"command": function.__name__, "version": JSON_VERSION}
+                typer.echo(dumps({**frame, **result.as_json()}, allow_nan=False))
             else:
                 typer.echo(result.as_text(verbose, has_colours(), spell))
         if attention:
             raise typer.Exit(ATTENTION)
 
-    parameters = [*own.values(), *SHARED.values()]
+    parameters = [*own.values(), *SHARED_OPTIONS.values()]
     for parameter in parameters:
         annotation: Any = parameter.annotation
         if getattr(annotation, "__origin__", None) in (bool, bool | None):
@@ -214,55 +219,61 @@ def command(function: Callable[..., Result]) -> Callable[..., Result]:
 def computing(device: str) -> Iterator[Compute]:
     """Yield the `Compute` of a job on `device`.
 
-    Progress is shown as bars on a terminal and as lines elsewhere; with --quiet, not at
-    all.
+    Progress is shown as bars on a terminal and as lines elsewhere. With --quiet, it is
+    not shown.
     """
     from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
         yield Compute(device)
     elif sys.stderr.isatty():
-        with bars() as shown:
-            yield Compute(device, progress=shown)
+        with bars() as progress:
+            yield Compute(device, progress=progress)
     else:
-        with lines(say) as shown:
-            yield Compute(device, progress=shown)
+        with lines(say) as progress:
+            yield Compute(device, progress=progress)
 
 
-CARRIED = ("bank", "answers", "embed", "pairs_from")
+REPEATED = ("bank", "answers", "embed", "pairs_from")
 """The arguments of a command that are repeated in the next command it suggests."""
 
 
 def spell_command(arguments: Mapping[str, Any], step: Step) -> str:
     """Return the command line of a suggested step.
 
-    `arguments` are the arguments of the command that suggests the step. The step has
-    the same store and, if it takes a bank, the same bank files.
+    The step has the store of the command that suggests it and, if it takes a bank, the
+    same bank files.
+
+    Args:
+        arguments: The arguments of the command that suggests the step.
+        step: The step.
     """
     group: Any = typer.main.get_command(app)
     store = arguments.get("store") or arguments["targets"]
     words = ["hubplugin", step.job, without_secrets(store)]
     options = {option.name: option for option in group.commands[step.job].params}
-    carried = dict(arguments)
-    if not step.learn and carried.pop("pairs_from", None) is not None:
-        carried["embed"] = embedding(carried["bank"], carried["embed"])
+    repeated = dict(arguments)
+    if not step.learn and repeated.pop("pairs_from", None) is not None:
+        # Without the pairs, only a bank of texts needs the model.
+        repeated["embed"] = embedding(repeated["bank"], repeated["embed"])
     if "bank" in options:
         if step.job == "apply" and "record=" not in store:
-            # A first correction mostly has no recorded queries.
-            carried.setdefault("bank", "FILE")
-        for name in CARRIED:
-            if carried.get(name) is not None:
-                words += [options[name].opts[0], carried[name]]
+            # Before a first correction, there are mostly no recorded queries: a command
+            # without a bank suggests the placeholder FILE.
+            repeated.setdefault("bank", "FILE")
+        for name in REPEATED:
+            if repeated.get(name) is not None:
+                words += [options[name].opts[0], repeated[name]]
     if step.learn:
         words.append("--learn")
     return shlex.join(words)
 
 
 def _write_report(result: Result, arguments: Mapping[str, Any], spell: Spell) -> None:
-    """Write the page of a result with the typed command, if a report is requested."""
+    """Write the page of a result and the typed command, if a report is requested."""
     if arguments.get("report") is None:
         return
-    # Leave out secrets in URLs.
+    # Passwords and keys in URLs do not belong in a report.
     words = [without_secrets(word) if ":" in word else word for word in sys.argv]
     typed = shlex.join(["hubplugin", *words[1:]])
     result.to_html(arguments["report"], typed, arguments.get("images"), spell)
@@ -273,19 +284,23 @@ def require_writable(path: Path | None) -> None:
     if path is None:
         return
     folder = Path(os.path.realpath(path)).parent
-    lack = lack_of_room(folder, needed=1) if folder.is_dir() else "there is no folder"
     if path.is_dir():
-        lack = "it is a folder; expected a file"
-    if lack:
-        raise InputError(f"cannot write {str(path)!r}: {lack}")
+        reason = "it is a folder; expected a file"
+    elif folder.is_dir():
+        reason = lack_of_room(folder, needed=1)
+    else:
+        reason = "there is no folder"
+    if reason:
+        raise InputError(f"cannot write {str(path)!r}: {reason}")
 
 
 def has_colours() -> bool:
+    """Return True if stdout shows colours, and the user has not declined them."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 @contextmanager
-def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
+def _log_level(quiet: bool, verbose: bool) -> Iterator[None]:
     """Set the level of logs and warnings during one command."""
     logger = logging.getLogger("hubplugin")
     before = logger.level

@@ -76,7 +76,7 @@ class RecordedBank(Result):
     """The queries and clicks recorded so far.
 
     queries: The number of recorded queries.
-    dim: The number of their dimensions.
+    dim: The number of dimensions of these queries.
     seen: The number of queries that were asked in all.
     first, last: The times of the first and the last query.
     clicks: The number of clicks on targets of the store.
@@ -145,42 +145,54 @@ def bank(
 ) -> Result:
     """Show, export or forget the recorded queries and clicks of a store."""
     if export is not None and export.suffix != ".npy":
-        given = Parameter("export", str(export))
-        raise InputError("--export writes a bank as .npy; given: ", given)
+        raise InputError(
+            "--export writes a bank as .npy; given: ", Parameter("export", str(export))
+        )
     require_writable(export)
     ids = forget or []
     for query in ids:
         as_id(query)  # raises for an invalid id
-    name = place
-    dim = None
-    folder: Path | None = Path(place)
-    how = Store.how_to_record
     store: Store | None = None
-    if not os.path.isdir(place):
+    folder: Path | None
+    if os.path.isdir(place):
+        name = place
+        dim = None
+        folder = Path(place)
+        how_to_record = Store.how_to_record
+    else:
         store = open_store(place)
         name = store.url
         dim = store.dim
         folder = store.record
-        how = store.how_to_record
+        how_to_record = store.how_to_record
     if folder is None:
-        raise InputError(f"{name}: its queries are not recorded; {how}")
+        raise InputError(f"{name}: its queries are not recorded; {how_to_record}")
     forgotten = 0
     if ids and folder.is_dir():
         forgotten = Recorder(folder).forget(ids)
     recorded = read(folder, dim)
-    figures = _figures(recorded, store)
-    described = RecordedBank(name, str(folder), how, forgotten, **figures)
+    result = RecordedBank(
+        name,
+        str(folder),
+        how_to_record,
+        forgotten,
+        **_count_recorded(recorded, store),
+    )
     if export is not None:
         if recorded is None:
-            raise InputError(f"{name}: {described.page().headline}")
+            raise InputError(f"{name}: {result.page().headline}")
         content = io.BytesIO()
         np.save(content, recorded.array())
         write_file(export, content.getvalue())
-    return described
+    return result
 
 
-def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
-    """Count recorded queries and clicks; clicks that `store` lacks are unknown."""
+def _count_recorded(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
+    """Return the fields of `RecordedBank` that count queries and clicks.
+
+    Return no fields if nothing is recorded. Clicks on targets that `store` lacks count
+    as unknown.
+    """
     if recorded is None:
         return {}
     clicked = {target for counts in recorded.clicks for target in counts}
@@ -208,5 +220,6 @@ def _figures(recorded: Recorded | None, store: Store | None) -> dict[str, Any]:
 
 
 def _moment(seconds: float) -> str:
+    """Return a time in seconds since 1970 as ISO 8601, in UTC."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

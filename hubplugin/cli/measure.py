@@ -137,8 +137,10 @@ def evaluate(
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
     if truth is not None:
         require_file(Path(truth), "truth")
+    # The model is for texts: if the bank has texts, the queries may be vectors, and the
+    # other way round.
     query_model = embed
-    if embedding(bank, embed) is not None:  # the queries may then be vectors
+    if embedding(bank, embed) is not None:
         query_model = embedding(queries, embed)
     asked = Bank(queries, embed=query_model, name="queries").look()
     examples = None
@@ -147,7 +149,7 @@ def evaluate(
         examples = bank_of(bank, answers, embed, others_embed=others_embed)
     query_names = None
     if asked.texts is not None and (truth is None or truth.endswith(".npy")):
-        # In a qrels file, a text would be the name of a query.
+        # Only here: a qrels file would look for its query ids among these names.
         rows = range(len(asked.texts.texts))
         query_names = [display_query(asked, row) for row in rows]
     gallery: Any
@@ -161,7 +163,7 @@ def evaluate(
     return hubplugin.evaluate(
         gallery,
         examples,
-        queries=_each_row(asked, gallery, compute.progress),
+        queries=_vectors_of_all_rows(asked, gallery, compute.progress),
         truth=truth,
         methods=methods,
         k=k,
@@ -172,17 +174,20 @@ def evaluate(
     )
 
 
-def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
+def _vectors_of_all_rows(
+    queries: Bank, gallery: object, progress: Progress | None
+) -> Vectors:
     """Return the vectors of all rows: row i of the file belongs to row i of the truth.
 
     Raises:
         InputError: A row has no text.
     """
     texts = queries.texts
+    # Rows without a text are left out, so later rows have larger numbers than places.
     if texts is not None and texts.rows[-1] >= len(texts.rows):
-        lacking = next(row for row, number in enumerate(texts.rows) if row != number)
+        empty = next(place for place, row in enumerate(texts.rows) if place != row)
         raise InputError(
-            f"{texts.name}: row {lacking}, counted from 0, has no text; remove it "
+            f"{texts.name}: row {empty}, counted from 0, has no text; remove it "
             "here and from the truth"
         )
     return queries.vectors(gallery, progress)

@@ -108,8 +108,8 @@ def bank_of(
 ) -> Bank:
     """Return the bank of the typed options, after a check of its files.
 
-    Without a file, the bank has no queries. With `others_embed`, the model also serves
-    other texts, so the bank may consist of vectors.
+    Without a file, the bank has no queries. With `others_embed`, the model was also
+    typed for other texts, so the bank may consist of vectors.
     """
     if others_embed:
         embed = embedding(bank, embed)
@@ -125,7 +125,7 @@ def open_inputs(
 ) -> tuple[Store, Bank, Bank | None]:
     """Return the store, the bank, and the pairs from a field of the store.
 
-    Files are checked first. The pairs are None if no field is named.
+    Files are checked before the store is opened. The pairs are None without a field.
     """
     examples = bank_of(bank, answers, embed, others_embed=pairs_from is not None)
     opened = open_store(store)
@@ -137,7 +137,8 @@ def open_inputs(
 def parameters_of(method: str | None, settings: list[str] | None) -> dict[str, Any]:
     """Return the settings of `method` by name.
 
-    They are checked here, so that none can pass for another argument of `apply`.
+    Unknown names are refused here: among the keywords of `apply`, a setting such as
+    force=1 would otherwise be taken for another argument.
     """
     from hubplugin.methods import METHODS, build_method
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 Array: TypeAlias = Any
 """A numpy array, or a torch tensor on any device."""
 
-LEAST = 1 << 20
-"""The fewest bytes that any computation needs."""
+SMALLEST_MEMORY = 1 << 20
+"""The smallest amount of memory that a computation accepts, in bytes."""
 
-SAFE = 1 << 30
-"""Default bytes on a CPU. A larger request is checked against the GPU."""
+CPU_MEMORY = 1 << 30
+"""The default on a CPU, in bytes. A larger amount is compared with the GPU's memory."""
 
 SHARE_OF_CARD = 0.7
 """Default share of a GPU's free memory. The rest is for the temporary results of one
@@ -118,19 +118,20 @@ class Compute:
         if self.memory is None:
             device = self.torch_device()
             if device is None or device.type != "cuda":
-                return SAFE
+                return CPU_MEMORY
             free, _ = card_bytes(device)
-            return max(int(SHARE_OF_CARD * free), LEAST)
+            return max(int(SHARE_OF_CARD * free), SMALLEST_MEMORY)
         memory = Parameter("memory", self.memory)
         size = self.memory
         if not isinstance(size, int):
             size = parse_bytes(size)
-        if size < LEAST:
+        if size < SMALLEST_MEMORY:
             raise InputError(
                 memory,
-                f": expected {LEAST:,} or more, as bytes or as '512MiB' or '2GiB'",
+                f": expected {SMALLEST_MEMORY:,} or more, as bytes or as '512MiB' or "
+                "'2GiB'",
             )
-        if size > SAFE:
+        if size > CPU_MEMORY:  # less fits, and asking for the device imports torch
             device = self.torch_device()
             if device is not None and device.type == "cuda":
                 _, total = card_bytes(device)
@@ -178,11 +179,13 @@ class Library:
 
     Attributes:
         device: The torch device; None is numpy.
-        is_on_cpu: True if `to_host` copies nothing. numpy finds a few entries among many
-            several times as fast as torch.
+        is_on_cpu: True if `to_host` copies nothing. Entries are then searched for by
+            numpy, which finds a few among many several times as fast as torch.
+        has_float64: False on mps.
         accumulator: The dtype of sums over all targets.
         multiplies_halves: True if `multiply_halves` runs: CUDA, torch 2.8 or newer.
-        half, half_peak: See `to_halves`.
+        half: The dtype of the halves that `to_halves` writes.
+        half_peak: The value of the largest of these halves in each row.
     """
 
     def __init__(self, compute: Compute):
@@ -231,13 +234,15 @@ class Library:
     def to_halves(self, values: Array, halves: Array) -> Array:
         """Write positive `values` [b, m], scaled row by row, to `halves`.
 
-        The float32 `values` are overwritten. numpy converts float16 numbers one by one,
-        so for numpy, halves are bits 13 to 28 of float32: as many mantissa bits as
-        float16 has, and more exponent bits. `half_peak`, the largest half, makes the
-        other bits 0.
+        The scale of a row makes its largest half `half_peak`. The float32 `values` are
+        overwritten.
+
+        numpy converts float16 numbers one by one, so for numpy, halves are bits 13 to
+        28 of float32: as many mantissa bits as float16 has, and more exponent bits. No
+        half exceeds `half_peak`, so bits 29 to 31 are 0. Bits 0 to 12 are rounded away.
 
         Returns:
-            The log of the values divided by the halves, [b].
+            The log of each row's scale, the quotient of values and halves: [b].
         """
         tiny = float(self.xp.finfo(self.xp.float32).tiny)
         scale = self.xp.clip(self.xp.max(values, axis=1), min=tiny) / self.half_peak
@@ -246,12 +251,16 @@ class Library:
             values = values.view(np.uint32)
             values += 1 << 12  # round to nearest
             values >>= 13
-            values *= values >= 1 << 10  # subnormal numbers are slow to compute with
+            # Halves below 1 << 10 have the exponent 0: such subnormal numbers are slow.
+            values *= values >= 1 << 10
         halves[...] = values
         return self.xp.log(scale)
 
     def from_halves(self, halves: Array, values: Array) -> None:
-        """Convert `halves` to float32, and write them to `values` of the same shape."""
+        """Convert `halves` to float32, and write them to `values` of the same shape.
+
+        They are not multiplied by the scale of `to_halves`.
+        """
         if self.device is not None:
             values[...] = halves
             return
@@ -272,7 +281,7 @@ class Library:
         device = self.device
         if device is None or device.type != "cuda" or not torch.cuda.is_available():
             for block in blocks:
-                yield self.to_device(as_torch_reads(block), self.xp.float32)
+                yield self.to_device(to_torch_layout(block), self.xp.float32)
             return
         # A program may have set another dtype or device as torch's default.
         buffers = [
@@ -280,29 +289,30 @@ class Library:
             for _ in range(2)
         ]
         copies = [torch.cuda.Event() for _ in buffers]
-        copying = torch.cuda.Stream(device)
-        computing = torch.cuda.current_stream(device)
-        waiting = deque[torch.cuda.Event]()
+        copy_stream = torch.cuda.Stream(device)
+        compute_stream = torch.cuda.current_stream(device)
+        pending = deque[torch.cuda.Event]()
         for number, block in enumerate(blocks):
             slot = number % 2
-            if number > 1:  # wait until the buffer's last block has been copied
+            if number > 1:
+                # The buffer still holds the block before the last until it is copied.
                 copies[slot].synchronize()
             pinned = buffers[slot][: len(block)]
             with warnings.catch_warnings():  # torch warns about a read-only map
                 warnings.simplefilter("ignore", UserWarning)
                 # torch copies on all cores, numpy on one.
-                pinned.copy_(torch.from_numpy(as_torch_reads(block)))
-            with torch.cuda.stream(copying):
+                pinned.copy_(torch.from_numpy(to_torch_layout(block)))
+            with torch.cuda.stream(copy_stream):
                 uploaded = pinned.to(device, non_blocking=True)
-                copies[slot].record(copying)
-            computing.wait_stream(copying)
-            uploaded.record_stream(computing)
+                copies[slot].record(copy_stream)
+            compute_stream.wait_stream(copy_stream)
+            uploaded.record_stream(compute_stream)
             yield uploaded
             computed = torch.cuda.Event()
-            computed.record(computing)
-            waiting.append(computed)
-            if len(waiting) == BLOCKS_AHEAD:
-                waiting.popleft().synchronize()
+            computed.record(compute_stream)
+            pending.append(computed)
+            if len(pending) == BLOCKS_AHEAD:
+                pending.popleft().synchronize()
 
 
 @cache
@@ -326,7 +336,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def as_torch_reads(block: np.ndarray) -> np.ndarray:
+def to_torch_layout(block: np.ndarray) -> np.ndarray:
     """Return `block` in a byte order, row order and dtype that torch supports."""
     dtype = block.dtype.newbyteorder("=")
     if dtype.itemsize > 8:  # longdouble
@@ -348,8 +358,8 @@ def multiply(rows: Array, columns: Array, out: Array | None = None) -> Array:
     A program may allow TF32 or bfloat16 products for training, but ten bits of mantissa
     are not enough here, where products are divided by tau. The setting belongs to the
     whole process, so it is read and never changed. If it allows less than float32, the
-    product is computed in float64. It is read again after the product, since another
-    thread may have changed it.
+    product is computed in float64. The setting is read again after the product, since
+    another thread may have changed it meanwhile.
     """
     if isinstance(rows, np.ndarray):
         return np.matmul(rows, columns, out=out)
@@ -400,8 +410,9 @@ def bank_halves(bank: torch.Tensor) -> torch.Tensor:
 def multiply_halves(rows: Array, bank: Array, out: Array) -> Array:
     """Write the float32 product of unit vectors `rows` [b, d] and a bank to `out`.
 
-    `bank` comes from `bank_halves`. low.high + high.low + high.high is exact to some
-    1e-7, and takes a quarter of the time of a float32 product.
+    `bank` comes from `bank_halves`. The sum low.high + high.low + high.high is exact to
+    some 1e-7, and takes a quarter of the time of a float32 product. Side by side, the
+    halves give all three products in one multiplication.
     """
     import torch
 

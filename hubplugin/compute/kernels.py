@@ -61,12 +61,12 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
             s = tl.dot(th, tl.load(b_low + b_at, mask=b_mask, other=0.0), s)
             s = tl.dot(tl.load(t_low + t_at, mask=t_mask, other=0.0), bh, s)
             s = tl.dot(th, bh, s)
-        # The running log-sum-exp in base 2.
+        # The running log-sum-exp in base 2: `total` is relative to the `peak` so far.
         x = s * scale + tl.load(bias + columns, mask=columns < m, other=0.0)[None, :]
         x = tl.where(is_column & is_row, x, LOWEST)
         highest = tl.maximum(peak, tl.max(x, 1))
-        here = tl.sum(tl.exp2(x - highest[:, None]), 1)
-        total = total * tl.exp2(peak - highest) + here
+        tile_total = tl.sum(tl.exp2(x - highest[:, None]), 1)
+        total = total * tl.exp2(peak - highest) + tile_total
         peak = highest
     tl.store(out + rows, (peak + tl.log2(total)) / LOG2E, mask=rows < n)
 
@@ -106,6 +106,7 @@ def log_sum_exp(
 
 @cache
 def _tell_of_compiling() -> None:
+    """Log, once per process, why the first call takes long."""
     logger.info(
         "compiling the fused kernel takes seconds at its first use on a machine"
     )

@@ -43,33 +43,35 @@ def topk_values(s: Array, k: int, library: Library) -> Array:
     groups = m // GROUP
     if groups > k:
         grouped = s[:, : groups * GROUP].reshape(len(s), GROUP, groups)
-        best = grouped.amax(dim=1).topk(k, dim=1, sorted=False).indices
+        best_groups = grouped.amax(dim=1).topk(k, dim=1, sorted=False).indices
+        # Group g has the columns g, g + groups, g + 2 groups ...
         starts = groups * xp.arange(GROUP, device=s.device)
-        columns = best[:, None, :] + starts[:, None]
-        inside = s.gather(1, columns.flatten(1))
-        s = xp.concat([inside, s[:, groups * GROUP :]], axis=1)
+        columns = best_groups[:, None, :] + starts[:, None]
+        in_best_groups = s.gather(1, columns.flatten(1))
+        s = xp.concat([in_best_groups, s[:, groups * GROUP :]], axis=1)
     return s.topk(k, dim=1, sorted=False).values
 
 
 def topk_mean(s: Array, k: int, library: Library) -> Array:
     """Return the mean of the `k` largest of every row of `s` [b, m]: [b].
 
-    If fewer than `k` are not hidden, it is the mean of these.
+    Hidden entries (-inf) do not count. If fewer than `k` remain, all of them are
+    averaged.
     """
     xp = library.xp
     values = s if k >= s.shape[1] else topk_values(s, k, library)
-    is_there = values > -math.inf
-    total = xp.sum(xp.where(is_there, values, 0.0), axis=1)
+    is_visible = values > -math.inf
+    total = xp.sum(xp.where(is_visible, values, 0.0), axis=1)
     # If all are hidden, the mean is NaN, which the check of offsets refuses.
     with np.errstate(invalid="ignore"):
-        return total / xp.sum(is_there, axis=1)
+        return total / xp.sum(is_visible, axis=1)
 
 
 def exponentials(x: Array, bound: float, library: Library) -> tuple[Array, Array]:
     """Overwrite `x` [b, m] with exp(x - peak); return it, and the peak [b] of each row.
 
-    The peak is the largest entry of the row, or 0 if all entries are within a `bound`
-    of `NARROW`. This saves two passes over `x`.
+    The peak is the largest entry of the row. If `bound`, which no |x| exceeds, is at
+    most `NARROW`, the peak is 0 instead, which saves two passes over `x`.
     """
     xp = library.xp
     if bound <= NARROW:
@@ -127,8 +129,8 @@ def reduce(
     largest_weight = 0.0
     last = reductions[-1]
     if isinstance(last, LogSum):
-        is_alone = len(reductions) == 1 and thresholds is None
-        if is_alone and similarities.is_unit and not library.is_on_cpu:
+        is_plain_sum = len(reductions) == 1 and thresholds is None
+        if is_plain_sum and similarities.is_unit and not library.is_on_cpu:
             fused = fuse_log_sum(similarities, targets, last)
             if fused is not None:
                 return [fused]
@@ -169,7 +171,8 @@ def fuse_log_sum(
         log_sum: The sum.
 
     Returns:
-        float64 [n]. None if no kernel exists for the GPU, or if it cannot run.
+        The log-sum-exp of every target, float64 [n]. None if no kernel exists for the
+        GPU, or if it cannot run.
     """
     library = similarities.library
     device = library.device
@@ -195,6 +198,7 @@ def fuse_log_sum(
                 split(block), bank, bias, 1 / log_sum.tau
             )
         except Exception as error:
+            # A kernel that ran for the first block fails for another reason later.
             if start:
                 raise
             logger.warning(
@@ -205,11 +209,9 @@ def fuse_log_sum(
     return to_host(values).astype(np.float64)
 
 
-# Answers
-
 SMALLEST_LOG = 20
-"""The fewest bank queries, and targets, for answers to be hidden. With fewer, too
-little would remain."""
+"""The fewest bank queries, and the fewest targets, with which answers are hidden. With
+fewer, too few entries would remain."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ class Answers:
     def by_nearest(cls, thresholds: np.ndarray, nearest: np.ndarray) -> Answers:
         """Return the answers, from the results of `nearest_targets`."""
         _, place, count = np.unique(nearest, return_inverse=True, return_counts=True)
-        # A hub is not an answer: the queries that find it ask for other targets.
+        # A hub is not an answer: the queries that find it ask for other targets, so
+        # each of these queries counts in full.
         count[count > MOST_ANSWERS * len(nearest)] = 1
         return cls(thresholds, 1.0 / count[place.reshape(-1)])
 
@@ -240,7 +243,8 @@ def nearest_targets(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the nearest target of every bank row among all `columns`, in one pass.
 
-    The products stay in `similarities.products`, if they are to be kept.
+    The products stay in `similarities.products` if `keeps_products` asks for it and
+    memory has room.
 
     Returns:
         The similarity of the nearest target, float64 [m], and its row, counted across
@@ -275,13 +279,13 @@ def nearest_targets(
 def first_reaching(
     s: Array, threshold: Array, is_wanted: Array, library: Library
 ) -> Array:
-    """Return the first row of `s` [b, m] to reach each `threshold`: int64 [m].
+    """Return the first row of `s` [b, m] that reaches each column's `threshold`.
 
-    On a CPU, columns that are not wanted get 0.
+    The result is int64 [m]. Only the wanted columns matter: on a CPU, the others get 0.
     """
     xp = library.xp
     if not library.is_on_cpu:
-        # As bytes: int64 numbers of a tile's size would not fit in memory.
+        # Bytes, because int64 numbers of a tile's size would not fit in memory.
         return (s >= threshold).view(xp.uint8).argmax(dim=0)
     rows = np.zeros(s.shape[1], np.int64)
     wanted = np.flatnonzero(to_host(is_wanted))  # few, after the first tiles

@@ -32,7 +32,7 @@ class Scores:
     candidate: The number of the candidate.
     start: The row of the first target.
     s: The scores [q, b].
-    tie: The difference below which two scores cannot be told apart.
+    tie: The largest difference of two scores that tie, see `TIE`.
     """
 
     candidate: int
@@ -85,8 +85,11 @@ class Collector(ABC):
 class TopK(Collector):
     """The k best targets of every candidate and query.
 
-    rows: int64 [c, q, k], the best first, with a smaller k if the gallery is smaller.
-    scores: float64 [c, q, k]. The order of tied targets is arbitrary.
+    The order of tied targets is arbitrary. In a gallery of fewer than k targets, k is
+    their number.
+
+    rows: The rows of the targets, the best first, int64 [c, q, k].
+    scores: Their scores, float64 [c, q, k].
     """
 
     scores: np.ndarray
@@ -143,10 +146,11 @@ class TopK(Collector):
 
 
 class TruthCounts(Collector):
-    """Counts of the targets ranked before a true one, for every candidate and pair.
+    """Counts of the targets that score as high as a true one, or higher.
 
-    greater: The number of *other* targets that score higher, int64 [c, p].
-    equal: The number of other targets that tie, int64 [c, p].
+    greater: For every candidate and true pair, the number of *other* targets that score
+        higher than the true target, int64 [c, p].
+    equal: The number of other targets that tie with the true target, int64 [c, p].
 
     Args:
         query_rows, target_rows: The true pairs [p], ordered by query. A query may have
@@ -191,22 +195,25 @@ class TruthCounts(Collector):
         library = self._library
         xp = library.xp
         height, width = scores.s.shape
+        # As many pairs at a time as there are queries: `rivals` is then no larger than
+        # the tile.
         for start in range(0, len(self.query_rows), height):
             pairs = slice(start, start + height)
             columns = self.target_rows[pairs] - scores.start
             rivals = scores.s[library.to_device(self.query_rows[pairs])]
             inside = np.flatnonzero((columns >= 0) & (columns < width))
+            # The true target itself is no rival.
             own = library.to_device(inside), library.to_device(columns[inside])
             rivals[own] = -math.inf
             true = self._true[scores.candidate, pairs]
-            highest = library.to_device(true + scores.tie, rivals.dtype)[:, None]
-            lowest = library.to_device(true - scores.tie, rivals.dtype)[:, None]
-            # Summing truth values as floats is exact below 2^24 and several times as
-            # fast as summing booleans.
-            truth = xp.empty_like(rivals)
-            greater = xp.greater(rivals, highest, out=truth).sum(1)
+            highest_tie = library.to_device(true + scores.tie, rivals.dtype)[:, None]
+            lowest_tie = library.to_device(true - scores.tie, rivals.dtype)[:, None]
+            # Summing floats of 0 and 1 is exact below 2^24 and several times as fast as
+            # summing booleans.
+            flags = xp.empty_like(rivals)
+            greater = xp.greater(rivals, highest_tie, out=flags).sum(1)
             self._greater[scores.candidate, pairs] += xp.astype(greater, xp.int64)
-            reached = xp.greater_equal(rivals, lowest, out=truth).sum(1)
+            reached = xp.greater_equal(rivals, lowest_tie, out=flags).sum(1)
             self._reached[scores.candidate, pairs] += xp.astype(reached, xp.int64)
 
     def end(self) -> None:
@@ -250,10 +257,10 @@ def search(
     library = similarities.library
     for collector in collectors:
         collector.begin(similarities, targets, offsets)
-    largest = float(np.abs(offsets).max())
+    largest_offset = float(np.abs(offsets).max())
     for tile in similarities.tiles(targets, label):
         step = float(library.xp.finfo(tile.s.dtype).eps)
-        tie = TIE * step * (tile.bound + largest)
+        tie = TIE * step * (tile.bound + largest_offset)
         s = library.empty((len(queries), len(tile.s)), tile.s.dtype)
         s[...] = tile.s.T  # a copy, so that each query's row is contiguous
         for candidate, shift in enumerate(offsets):

@@ -57,7 +57,7 @@ UNIT = 1.001
 
 FLOAT32_SIMILARITY = 16.0
 """The largest similarity that is computed in float32, with an error below 1e-5. Larger
-ones are computed in float64."""
+similarities are computed in float64."""
 
 ANSWER_SLACK = 1e-5
 """How far below a threshold a similarity still reaches it, relative to the larger of 1
@@ -102,13 +102,14 @@ class Similarities:
         self.library = Library(compute)
         self.m = len(bank)
         self.dim = int(bank.shape[1])
-        room = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
-        block_rows = BLOCK_ROWS
         if self.library.is_on_cpu:
-            room = min(compute.bytes() // 2, CACHE_BYTES)
-            block_rows = min(block_rows, BLOCK_NUMBERS // self.dim)
-        self.tile_rows = min(max(room // (self.m * 4), 1), BLOCK_ROWS)
-        # A block has whole tiles, but for the last block of all.
+            tile_bytes = min(compute.bytes() // 2, CACHE_BYTES)
+            block_rows = min(BLOCK_ROWS, BLOCK_NUMBERS // self.dim)
+        else:
+            tile_bytes = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
+            block_rows = BLOCK_ROWS
+        self.tile_rows = min(max(tile_bytes // (self.m * 4), 1), BLOCK_ROWS)
+        # Every block but the last consists of whole tiles.
         self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
         self._shifted = bank
@@ -122,20 +123,21 @@ class Similarities:
         self._banks: dict[Any, Array] = {}  # the shifted bank on the device, by dtype
         self._bias = self.library.to_device(-self.squares / 2)
         # The largest product to compute in float32.
-        self._largest_float32 = FLOAT32_SIMILARITY
-        if compute.precision != "auto":
-            self._largest_float32 = 0.0
         if not self.library.has_float64:
             self._largest_float32 = math.inf
-        is_short = metric is Metric.COSINE and self.longest <= UNIT
-        self.is_unit = is_short and compute.precision == "auto"
+        elif compute.precision == "auto":
+            self._largest_float32 = FLOAT32_SIMILARITY
+        else:
+            self._largest_float32 = 0.0
+        has_unit_length = metric is Metric.COSINE and self.longest <= UNIT
+        self.is_unit = has_unit_length and compute.precision == "auto"
         self.keeps_products = False
         self.products: Array = None
 
     def make_room(self, count: int) -> Array:
         """Return memory for the products with `count` targets: float32 [count, m].
 
-        Return None if they are not to be kept, or if there is too little memory.
+        Return None if the products are not to be kept, or if there is too little memory.
         """
         has_room = 4 * count * self.m <= KEPT_SHARE * self.compute.bytes()
         if not (self.keeps_products and self.is_unit and has_room):
@@ -152,7 +154,7 @@ class Similarities:
             label: The name of this step in progress reports.
             scale: The factor of all similarities.
             out: Float32 memory [n, m] for all tiles. By default, each tile overwrites
-                the one before, as a float64 tile always does.
+                the one before. A float64 tile always does so.
         """
         library = self.library
         xp = library.xp
@@ -162,7 +164,7 @@ class Similarities:
         halves = None
         if self.is_unit and library.multiplies_halves:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
-        one_tile: dict[Any, Array] = {}
+        tile_memory: dict[Any, Array] = {}
         for start, block in self.blocks(targets, self._block_rows):
             bound = self.longest
             if self.metric is not Metric.COSINE:
@@ -174,7 +176,7 @@ class Similarities:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
             if is_euclidean:
-                # `bound` is that of b.t, and |b|^2/2 + |t|^2/2 does not exceed it.
+                # So far, `bound` holds for b.t; |b|^2/2 + |t|^2/2 is within it, too.
                 bound *= 2
                 bank_bias = xp.astype(self._bias, dtype) * scale
                 bias = xp.astype(squares * (-scale / 2), dtype)[:, None]
@@ -186,12 +188,12 @@ class Similarities:
                 if out is not None and dtype == xp.float32:
                     s = out[rows]
                 else:
-                    if dtype not in one_tile:
-                        one_tile[dtype] = library.empty((height, self.m), dtype)
-                    s = one_tile[dtype][: len(part)]
+                    if dtype not in tile_memory:
+                        tile_memory[dtype] = library.empty((height, self.m), dtype)
+                    s = tile_memory[dtype][: len(part)]
                 if halves is None:
                     multiply(part, self._banks[dtype].T, s)
-                else:  # halves have no room for the scale
+                else:  # the range of halves has no room for the scale
                     multiply_halves(part, halves, s)
                     s *= scale
                 if is_euclidean:
@@ -210,7 +212,10 @@ class Similarities:
             yield Tile(rows, s, self.longest * abs(scale))
 
     def _measure(self, block: Array) -> tuple[float, Array]:
-        """Return a bound of |b_u.t| in a block without unit length, and |t|^2."""
+        """Return a bound of |b_u.t| for the targets of a block, and each |t|^2 [b].
+
+        For Euclidean distance, the bound also holds for |b_u|^2/2 + |t|^2/2.
+        """
         exact = self.library.xp.astype(block, self.library.accumulator)
         squares = self.library.xp.sum(exact * exact, axis=1)
         length = math.sqrt(float(self.library.xp.max(squares)))
@@ -278,19 +283,22 @@ class Similarities:
         return thresholds - ANSWER_SLACK * abs(thresholds).clip(floor)
 
     def hide(self, s: Array, thresholds: Array, largest: bool = True) -> None:
-        """Set the entries of answers to -inf, except as `MOST_ANSWERS` says.
+        """Set the entries of answers to -inf.
+
+        A target that reaches the thresholds of more than `MOST_ANSWERS` of the bank is
+        a hub, and keeps its entries.
 
         Args:
             s: The scaled similarities of a tile [b, m].
             thresholds: The scaled similarity from which an entry is an answer, [m].
             largest: Also set the largest other entry of each row to -inf.
         """
-        most = MOST_ANSWERS * self.m
+        most_answers = MOST_ANSWERS * self.m
         thresholds = self.library.xp.astype(thresholds, s.dtype, copy=False)
         if not self.library.is_on_cpu:  # counting the answers would make a GPU wait
-            answers = s >= thresholds
-            answers &= answers.sum(dim=1, keepdim=True) <= most
-            s.masked_fill_(answers, -math.inf)
+            is_answer = s >= thresholds
+            is_answer &= is_answer.sum(dim=1, keepdim=True) <= most_answers
+            s.masked_fill_(is_answer, -math.inf)
             if largest:
                 s.scatter_(1, s.argmax(dim=1, keepdim=True), -math.inf)
             return
@@ -298,7 +306,7 @@ class Similarities:
         thresholds = to_host(thresholds)
         reached = np.flatnonzero(s.max(axis=0) >= thresholds)  # usually few columns
         rows, columns = np.nonzero(s[:, reached] >= thresholds[reached])
-        is_answer = np.bincount(rows, minlength=len(s))[rows] <= most
+        is_answer = np.bincount(rows, minlength=len(s))[rows] <= most_answers
         s[rows[is_answer], reached[columns[is_answer]]] = -math.inf
         if largest:
             np.put_along_axis(s, s.argmax(axis=1)[:, None], -math.inf, axis=1)

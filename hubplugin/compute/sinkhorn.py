@@ -23,13 +23,13 @@ SAFE_DRIFT = {4: 20.0, 2: 12.0}
 """The largest change of log alpha up to which kept exponentials can be used.
 
 The key is the number of bytes per exponential. Exponentials that fell below the range
-of their type, compared with their column's peak (87 in the exponent, or 26 for halves),
+of their type, compared with their target's peak (87 in the exponent, or 26 for halves),
 stay far below that peak."""
 
 HALF_TERMS = 256
-"""The fewest targets, and different bank rows, for halves. These round each exponential
-by up to 5e-4, which averages out: log alpha is within 1e-5 of the float64 result (see
-the tests)."""
+"""The fewest targets, and the fewest distinct bank rows, for halves. Halves round each
+exponential by up to 5e-4, which averages out: log alpha is within 1e-5 of the float64
+result (see the tests)."""
 
 HALF_TAU = 0.1
 """The largest temperature for halves. A log sum dominated by one term is off by up to
@@ -45,10 +45,10 @@ class Scaling:
     """The result of `sinkhorn`.
 
     log_alpha: The log of alpha, float64 [m].
-    log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first columns, float64 [n],
-        within 5e-4 if exponentials were kept in halves. None if none were kept.
-    topk_means: The mean of the k largest s(b_u, t) of the first columns, float64 [n].
-        None without k.
+    log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery, float64 [g], within
+        5e-4 if exponentials were kept in halves. None if none were kept.
+    topk_means: The mean of the k largest s(b_u, t) of each target of the gallery,
+        float64 [g]. None without k.
     """
 
     log_alpha: np.ndarray
@@ -59,14 +59,18 @@ class Scaling:
 class Kernel:
     """K = exp( s(b_u, t_j)/tau + log alpha_u ) [n, m], block by block.
 
+    A row of K belongs to a target, and a column to a bank row. The targets are the n
+    columns of DBSN, of which the first g are the gallery. Each row of K is divided by
+    exp( log_scale_j ), which keeps its entries in range.
+
     K is kept if memory has room for all of it, in float32 or else in halves (see
     `HALF_TERMS`). Later iterations then multiply it by two vectors, K w and K' beta
     with w = exp(change of log alpha), instead of multiplying matrices.
 
     Args:
         similarities: The similarities of the bank. The kernel takes over their
-            `products`.
-        columns: The targets; the first are the gallery.
+            `products`, and the first pass turns these into K in place.
+        columns: The targets; the first part is the gallery.
         mass: The number of targets that each target of the gallery stands for.
         tau: The temperature.
         thresholds: The similarities from which answers are hidden, see `Answers`. In
@@ -106,6 +110,8 @@ class Kernel:
         self._kept = similarities.products
         self._has_products = self._kept is not None
         similarities.products = None
+        # The memory for each entry of K: float32 takes 4 bytes, and halves take 2. If
+        # there are products, they have that memory already.
         shape = (self._n, similarities.m)
         bytes_each = KEPT_SHARE * similarities.compute.bytes() / math.prod(shape)
         may_halve = min(self._n, distinct) >= HALF_TERMS and tau <= HALF_TAU
@@ -114,15 +120,17 @@ class Kernel:
             self._kept = library.empty(shape, library.half)
         elif bytes_each >= 4 and not self._has_products:
             self._kept = library.empty(shape, library.xp.float32)
-        self._safe_change = -1.0  # none, if nothing is kept
-        if self._kept is not None:
+        if self._kept is None:
+            self._safe_change = -1.0  # no change is safe
+        else:
             self._safe_change = SAFE_DRIFT[self._kept.itemsize]
         self._kept_log_alpha = np.zeros(similarities.m)
 
     def first_log_sums(self) -> np.ndarray:
         """Return LSE_j( s(b_u, t_j)/tau + log w_j ) of each bank row: float64 [m].
 
-        A row that is hidden entirely gets -inf. This pass also fills `topk_means`.
+        w_j is the mass of target j. A bank row that is hidden entirely gets -inf. This
+        pass also fills `topk_means`, and keeps K for log alpha = 0.
         """
         library = self._library
         xp = library.xp
@@ -131,10 +139,11 @@ class Kernel:
             rows = tile.rows
             x = tile.s
             mass = xp.astype(self._mass[rows], x.dtype, copy=False)
+            # No tile has targets of the gallery and others.
             if self._k is not None and rows.stop <= self._gallery:
                 self.topk_means[rows] = topk_mean(x, self._k, library) * self._tau
             if tile.bound <= NARROW:
-                # Without peaks, the same exponentials serve rows and columns.
+                # Without peaks, sums over targets and over bank rows share their terms.
                 values, peaks = exponentials(x, tile.bound, library)
                 tile_sums = xp.log(multiply(values.T, mass))
             else:
@@ -142,6 +151,7 @@ class Kernel:
                 bank_peaks = xp.clip(xp.max(x, axis=0), min=lowest)
                 values = xp.exp(x - bank_peaks)
                 tile_sums = xp.log(multiply(values.T, mass)) + bank_peaks
+                # K has the peak of each target instead.
                 _, peaks = exponentials(x, tile.bound, library)
             sums = xp.logaddexp(sums, tile_sums)
             self._log_scale[rows] = peaks
@@ -165,15 +175,16 @@ class Kernel:
         total = library.to_device(np.zeros_like(change))
         for rows, values in blocks:
             w = library.xp.astype(weights, values.dtype, copy=False)
-            # n beta_j; the scale of row j cancels in the product with K'.
+            # n beta_j, but for the scale of row j, which the product with K' cancels.
             beta = self._mass[rows] / multiply(values, w)
             total += multiply(values.T, beta)
         return to_host(total * weights).astype(np.float64)
 
     def log_sums(self, log_alpha: np.ndarray) -> np.ndarray | None:
-        """Return LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery [n].
+        """Return LSE_u( s(b_u, t)/tau + log_alpha_u ) of the gallery: float64 [g].
 
-        Return None if `log_alpha` has moved too far to reuse the kept exponentials.
+        Return None if nothing is kept, or if `log_alpha` has changed too much to reuse
+        it.
         """
         library = self._library
         xp = library.xp
@@ -182,6 +193,7 @@ class Kernel:
             return None
         peak = float(change.max())
         weights = library.to_device(np.exp(change - peak), xp.float32)
+        # For all n targets, since a kept block may reach beyond the gallery.
         sums = library.empty((self._n,), library.accumulator)
         for rows, values in self._kept_blocks("log-sum-exp"):
             if rows.start < self._gallery:
@@ -205,21 +217,21 @@ class Kernel:
         """Compute K for `log_alpha`, and yield it as `_kept_blocks` does."""
         library = self._library
         self._kept_log_alpha = log_alpha
-        added = library.to_device(log_alpha)
+        addend = library.to_device(log_alpha)
         largest = float(np.abs(log_alpha).max())
         for tile in self._exponents(label):
             x = tile.s
-            x += library.xp.astype(added, x.dtype, copy=False)
+            x += library.xp.astype(addend, x.dtype, copy=False)
             bound = tile.bound + largest
             values, self._log_scale[tile.rows] = exponentials(x, bound, library)
             yield tile.rows, values
 
     def _kept_blocks(self, label: str) -> Iterator[tuple[slice, Array]]:
-        """Yield the kept K in order, as rows and values [b, m].
+        """Yield K as it was kept, in order: a slice of rows, and their values [b, m].
 
-        Row j of K is values * w * exp( log_scale_j + max(change) ), where change is that
-        of log alpha since K was kept, and w = exp( change - max(change) ). A block may
-        overwrite the previous one.
+        Let change be the change of log alpha since K was kept, and w = exp( change -
+        max(change) ). Row j of the present K is then its kept values * w * exp(
+        log_scale_j + max(change) ). A block may overwrite the one before.
         """
         library = self._library
         progress = self._similarities.compute.progress
@@ -237,10 +249,10 @@ class Kernel:
                 progress(label, rows.stop, self._n)
 
     def _exponents(self, label: str) -> Iterator[Tile]:
-        """Yield s/tau of all columns, in order; hidden entries are -inf.
+        """Yield s/tau of all targets, in order; hidden entries are -inf.
 
-        The reader turns each tile into exponentials, in place. They are kept if there
-        is room.
+        The caller must turn each tile into exponentials, in place, before it asks for
+        the next tile: the exponentials are then kept if there is room.
         """
         similarities = self._similarities
         library = self._library
@@ -251,9 +263,10 @@ class Kernel:
         for targets in self._columns:
             if self._kept is not None and not self._in_halves:
                 out = self._kept[first : first + targets.rows]
-            tiles = similarities.tiles(targets, label, scale=scale, out=out)
-            if self._has_products:
+            if self._has_products:  # in `_kept`, before the first pass
                 tiles = similarities.scale_tiles(out, scale)
+            else:
+                tiles = similarities.tiles(targets, label, scale=scale, out=out)
             for tile in tiles:
                 s = tile.s
                 if not tile.bound * library.xp.finfo(s.dtype).eps < 1:  # also if NaN
@@ -263,9 +276,10 @@ class Kernel:
                         "tau, such as the default"
                     )
                 if self._thresholds is not None:
-                    similarities.hide(s, self._thresholds, largest=not first)
+                    similarities.hide(s, self._thresholds, largest=first == 0)
                 rows = slice(first + tile.rows.start, first + tile.rows.stop)
                 yield Tile(rows, s, tile.bound)
+                # The tile now holds exponentials, see above.
                 if self._in_halves:
                     s = library.xp.astype(s, float32, copy=False)
                     self._log_scale[rows] += library.to_halves(s, self._kept[rows])
@@ -299,18 +313,17 @@ def sinkhorn(
     log-sum-exp over any targets, and is left to the caller.
 
     One pass over the similarities is one iteration: a block of K gives its beta = w /
-    (n K 1), and K' beta is the block's share of the next log alpha. No row of that
-    product can underflow: each log alpha gives every bank row a share of 1/m over n
-    columns. So some target holds at least 1/(m n) of it, in a column whose total is at
-    most 1.
+    (n K 1), and K' beta is the block's share of the next log alpha. No row of K' beta
+    can underflow: after each log alpha, the entries of every bank row sum to 1/m over n
+    columns. So one of them is at least 1/(m n), in a column whose sum is at most 1.
 
-    An iteration moves log alpha no further than the one before did: Sinkhorn's maps do
-    not expand the range of a difference (Birkhoff 1957). So iterations end early if all
-    that remain could not change an offset, see `CONVERGED`.
+    An iteration moves log alpha no further than the iteration before did: Sinkhorn's
+    maps do not expand the range of a difference (Birkhoff 1957). The iterations
+    therefore end early if all that remain cannot change an offset, see `CONVERGED`.
 
     Args:
         similarities: The similarities of the bank.
-        columns: The targets; the first are the gallery.
+        columns: The targets; the first part is the gallery.
         tau: The temperature, in units of the similarity.
         iterations: The number of passes, at most.
         same: The first bank row that equals each bank row, [m].
@@ -325,8 +338,7 @@ def sinkhorn(
         log alpha, and the other results of the passes.
 
     Raises:
-        InputError: tau is below the rounding error of the similarities, so that a row
-            may underflow.
+        InputError: tau is below the rounding error of the similarities.
     """
     n = mass * columns[0].rows + sum(targets.rows for targets in columns[1:])
     thresholds = None
@@ -342,9 +354,9 @@ def sinkhorn(
         for iteration in range(2, iterations + 1):
             label = f"Sinkhorn iteration {iteration} of {iterations}"
             log_shares = np.log(kernel.shares(log_alpha, label) / n)
-            before = log_alpha
-            log_alpha = _balance(before + log_mass, log_shares, same)
-            change = tau * float(np.ptp(log_alpha - before))
+            previous = log_alpha
+            log_alpha = _balance(previous + log_mass, log_shares, same)
+            change = tau * float(np.ptp(log_alpha - previous))
             if change * (iterations - iteration) <= CONVERGED:
                 break
     means = kernel.topk_means
@@ -358,12 +370,14 @@ def _balance(
 ) -> np.ndarray:
     """Return `log_alpha` minus `log_sums` [m], made equal for all copies of a query.
 
-    If two copies are both the largest entry of a target, chance decides which one is
-    hidden, and later use of the model may hide the other. Equal weights for all copies,
-    from the mean of their sums, make the choice irrelevant. An entirely hidden row has
-    an infinite weight, which no sum uses; the smallest weight replaces it.
+    If two copies are both the largest entry of a target, chance decides which copy is
+    hidden, and later use of the model may hide the other copy. Equal weights for all
+    copies, from the mean of their sums, make the choice irrelevant. An entirely hidden
+    row gets an infinite weight, which no sum uses; the smallest weight replaces it.
 
-    same: The first bank row that equals each bank row, [m].
+    Args:
+        log_alpha, log_sums: The two terms, [m].
+        same: The first bank row that equals each bank row, [m].
     """
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums)

@@ -87,8 +87,8 @@ def evaluate(
     vectors = as_vectors(queries, "queries")
     if seed < 0:
         raise InputError(Parameter("seed", seed), ": expected 0 or more")
-    called = as_names(query_names, vectors.rows, "query_names")
-    task = Task(vectors, called, k, seed, compute)
+    query_names = as_names(query_names, vectors.rows, "query_names")
+    task = Task(vectors, query_names, k, seed, compute)
     if names is not None and callable(names) != isinstance(targets, Store):
         raise InputError(
             Parameter("names"),
@@ -100,13 +100,14 @@ def evaluate(
             raise InputError(
                 "a filter needs a store; arrays and files are searched whole"
             )
-        chosen = Metric(metric or Metric.COSINE)
+        metric = Metric(metric or Metric.COSINE)
         models = models or {}
-        rows = cast(Names, names)
-        ranked = rank_arrays(task, targets, truth, rows, chosen, bank, methods, models)
+        ranked = rank_arrays(
+            task, targets, truth, cast(Names, names), metric, bank, methods, models
+        )
         return results_of(ranked, task)
-    given = {"bank": bank, "methods": methods, "models": models, "metric": metric}
-    for name, value in given.items():
+    for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
+    for name, value in for_arrays.items():
         if value is not None:
             raise InputError(
                 Parameter(name),
@@ -114,8 +115,8 @@ def evaluate(
             )
     if truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))
-    naming = cast(Naming | None, names)
-    return results_of(rank_store(task, targets, truth, condition, naming), task)
+    ranked = rank_store(task, targets, truth, condition, cast(Naming | None, names))
+    return results_of(ranked, task)
 
 
 EXAMPLES = 3
@@ -127,7 +128,7 @@ def results_of(ranked: Ranked, task: Task) -> Results:
     methods = _measure_methods(ranked, task)
     raw = ranked.rankings[0]
     found = {RAW: raw.nearest}
-    best = usable_best(methods)
+    best = usable_best(methods)  # it may still be worse than the raw search
     right = None
     examples: list[Outcome] = []
     if best is not None:
@@ -137,13 +138,14 @@ def results_of(ranked: Ranked, task: Task) -> Results:
         examples += _draw_examples(ranked, corrected, task.seed)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
+        """Return the ids and names of the targets in `rows`."""
         ids = [ranked.ids[row] for row in rows]
         return ids, ranked.names(ids)
 
     size = len(ranked.ids)
     hubs, never = find_hubs(found, size, describe, ranked.asked, right)
     if ranked.count != size:
-        never = []  # only found targets have known ids
+        never = []  # a store tells only the ids of targets that some query finds
     return Results(
         queries=len(raw.nearest),
         judged=len(ranked.judged),
@@ -158,9 +160,10 @@ def results_of(ranked: Ranked, task: Task) -> Results:
 
 
 def _first_right(ranked: Ranked, corrected: Ranking) -> np.ndarray:
-    """Return the true target that comes first for each query [q].
+    """Return the true target that comes first in a search for each query [q].
 
-    Only the raw search and `corrected` are looked at; NOT_FOUND if neither has one.
+    The searches are the raw search and `corrected`; if both find a true target first,
+    the target of the raw search counts. A query without such a target gets NOT_FOUND.
     """
     raw = ranked.rankings[0]
     right = np.full(len(raw.nearest), NOT_FOUND)
@@ -223,8 +226,9 @@ def _draw_examples(ranked: Ranked, corrected: Ranking, seed: int) -> Iterator[Ou
     is_right = corrected.best <= 1
     first = corrected.nearest[ranked.judged, 0]
     rng = np.random.default_rng(seed)
-    for happened in (is_right & ~was_right, was_right & ~is_right & (first >= 0)):
-        for place in rng.permutation(np.flatnonzero(happened))[:EXAMPLES].tolist():
+    # A lost query may find nothing, and then has no first target to show.
+    for changed in (is_right & ~was_right, was_right & ~is_right & (first >= 0)):
+        for place in rng.permutation(np.flatnonzero(changed))[:EXAMPLES].tolist():
             (after,) = ranked.names([ranked.ids[first[place]]])
             query = ranked.asked[ranked.judged[place]]
             yield Outcome(query, after, bool(is_right[place]))

@@ -32,9 +32,9 @@ def optimal_transport(similarities: np.ndarray) -> np.ndarray:
 def l2_transport(similarities: np.ndarray) -> np.ndarray:
     """Return `l2n`: argmax <S, P> - c/2 |P|_F^2, DBSN eq. 5 under eq. 7: [q, n].
 
-    The paper asks for "an appropriate coefficient" c; it is taken relative to the size
-    of an even plan's entries, c = spread of S / max(1/q, 1/n), so that the plan spreads
-    over a few targets a query at any size.
+    The paper asks for "an appropriate coefficient" c. Here, c = std of S / max(1/q,
+    1/n): relative to the entries of an even plan, so that the plan gives each query a
+    few targets at any size.
     """
     import ot
 

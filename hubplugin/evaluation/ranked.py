@@ -46,8 +46,8 @@ from hubplugin.vectors import (
 )
 
 Scoring: TypeAlias = Callable[[slice], np.ndarray]
-"""A function that returns the scores of all targets for some rows of the queries:
-rows -> [rows, n]."""
+"""A function from a slice of the rows of the queries to their scores of all targets,
+[rows, n]."""
 
 Counts: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """`greater` and `equal` of `TruthCounts` [p], and the rows of `TopK` [q, k]."""
@@ -76,7 +76,7 @@ class Candidate:
 
     The targets of an array are ranked either by `scores` or by `offsets` [n], with
     queries mapped by `query_map` if there is one. For a store all three are None, since
-    its own search ranks.
+    the store's own search ranks.
     """
 
     label: str
@@ -95,7 +95,7 @@ class Ranking:
         with -1 if the query finds fewer.
     best: The rank of the first true target of each judged query [j]; infinite if a
         store does not find it among the first k.
-    ranks: The ranks of all true targets; None for a store, which ranks only k.
+    ranks: The ranks of all true targets; None for a store, which ranks only k targets.
     """
 
     candidate: Candidate
@@ -109,11 +109,11 @@ class Ranked:
     """Rankings of the queries of a task, with the facts for figures and reports.
 
     rankings: One ranking for each candidate; the raw one comes first.
-    ids: The ids of targets by their place, which `nearest` refers to: all targets of an
-        array, or the targets that some query finds in a store.
+    ids: The ids of targets by their place, to which `Ranking.nearest` refers: all
+        targets of an array, or the targets of a store that some query finds.
     count: The number of targets; None under a filter, since a store does not count the
         targets that pass it.
-    judged: The rows of `Ranking.nearest` whose queries have a true target [j].
+    judged: The rows of the queries that have a true target [j].
     asked: The names of all queries [q].
     names: A function from the ids of targets to their names.
     facts: The fields of `Results` that describe the gallery, such as metric and size.
@@ -162,8 +162,8 @@ def rank_store(
     if not count:
         raise InputError(f"{store.url} is empty; add vectors, then evaluate it")
     prepare(task.queries, store.metric)  # raises for zero vectors
-    given = read_truth(truth, task.queries.rows, task.query_names)
-    judged = np.flatnonzero([bool(each) for each in given])
+    true_ids = read_truth(truth, task.queries.rows, task.query_names)
+    judged = np.flatnonzero([bool(each) for each in true_ids])
     facts: dict[str, Any] = {
         "metric": store.metric.value,
         "targets": count,
@@ -183,30 +183,30 @@ def rank_store(
     searched = store if condition is None else store.with_filter(condition)
     vectors = task.queries.array()
     place_of: dict[Id, int] = {}
-    finds = []
+    found = []
     for each in candidates:
         nearest = search_store(
             searched, vectors, task.k, each.label, task.compute, place_of
         )
-        finds.append(nearest)
+        found.append(nearest)
     # Ids that are numbers in the store may be texts in a file.
     by_text = {str(id): place for id, place in place_of.items()}
-    true = []
+    true_places = []
     for row in judged:
-        true.append([by_text.get(str(key), NOT_FOUND) for key in given[row]])
+        true_places.append([by_text.get(str(key), NOT_FOUND) for key in true_ids[row]])
     rankings = []
-    for candidate, nearest in zip(candidates, finds, strict=True):
+    for candidate, nearest in zip(candidates, found, strict=True):
         best = np.full(len(judged), math.inf)
-        for number, places in enumerate(true):
+        for number, places in enumerate(true_places):
             ranks = np.flatnonzero(np.isin(nearest[judged[number]], places)) + 1.0
             best[number] = ranks.min(initial=math.inf)
         rankings.append(Ranking(candidate, nearest, best))
     if np.isinf(rankings[0].best).all():
-        found = next(iter(place_of), None)
-        named = next(iter(given[judged[0]]))
+        example = next(iter(place_of), None)
+        expected = next(iter(true_ids[judged[0]]))
         raise InputError(
             f"no query finds a true target in {store.url}: its searches find ids such "
-            f"as {found!r}, the ground truth names {named!r}; expected ids of the "
+            f"as {example!r}, the ground truth names {expected!r}; expected ids of the "
             "store, in the order of the queries"
         )
     return Ranked(
@@ -249,15 +249,16 @@ def rank_arrays(
         )
     if RAW in models:
         raise InputError(f"a model cannot be labelled {RAW!r}; choose another label")
-    called = as_names(names, gallery.rows, "names")
+    names = as_names(names, gallery.rows, "names")
     prepared = None
     if bank is not None:
+        # No method uses clicks, and they may be ids that an array lacks.
         prepared = Bank.of(bank).prepare(metric, task.compute)
         prepared = replace(prepared, clicks=None).against(gallery)
         if methods is None:
             has_answers = prepared.target_bank is not None
             methods = [name for name in METHODS if name != "dualis" or has_answers]
-    pairs = as_truth(truth, len(queries), gallery.rows, task.query_names, called)
+    pairs = as_truth(truth, len(queries), gallery.rows, task.query_names, names)
     arrays = Arrays(queries, gallery, metric, task, pairs, prepared)
     # The keys of a dictionary are unique, so a method named twice is ranked once.
     candidates = {RAW: Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))}
@@ -271,7 +272,7 @@ def rank_arrays(
         gallery.rows,
         pairs.judged,
         _name_rows(task.query_names, "query", range(len(queries))),
-        partial(_name_rows, called, "target"),
+        partial(_name_rows, names, "target"),
         {"metric": metric.value, "targets": gallery.rows},
     )
 
@@ -317,6 +318,7 @@ class Arrays:
             require_solvable(name, len(self.queries), self.targets.rows)
 
             def plan(rows: slice) -> np.ndarray:
+                """Return the plan's entries for the queries in `rows`."""
                 return PLANS[name](self._similarities(slice(None)))[rows]
 
             return Candidate(method, name, {}, scores=plan)
@@ -335,6 +337,7 @@ class Arrays:
         kept = rule.keep(self.targets)
 
         def scores(rows: slice) -> np.ndarray:
+            """Return the scores under the rule for the queries in `rows`."""
             return rule.rescore(self._similarities(rows), kept)
 
         return Candidate(method, name, configuration.model_dump(), scores=scores)
@@ -353,14 +356,15 @@ class Arrays:
         )
 
     def _similarities(self, rows: slice) -> np.ndarray:
+        """Return the similarities of the queries in `rows` to all targets."""
         quiet = self.task.compute.without_progress
         return compare(self.queries[rows], self.targets, self.metric, quiet)
 
     def rank(self, candidates: Sequence[Candidate]) -> list[Ranking]:
         """Rank by each candidate.
 
-        Candidates with offsets share one search; a model with a query map needs
-        another.
+        Candidates with offsets share one search, but a model with a query map needs a
+        search of its own.
         """
         shared = []
         counted: dict[str, Counts] = {}
@@ -412,24 +416,26 @@ class Arrays:
         is_plan = candidate.method in PLANS
         height = count
         if not is_plan:
-            # Rules copy the scores in float64; allow for eight copies.
+            # A rule may hold eight copies of the scores in float64.
             height = max(1, compute.bytes() // (8 * 8 * self.targets.rows))
         rng = np.random.default_rng(self.task.seed)
         for start in range(0, count, height):
             rows = slice(start, min(start + height, count))
-            found = scores(rows)
+            s = scores(rows)
+            # True pairs are ordered by query.
             first, last = np.searchsorted(truth.query_rows, [start, rows.stop])
             for pair in range(first, last):
-                row = found[truth.query_rows[pair] - start]
+                row = s[truth.query_rows[pair] - start]
                 own = row[truth.target_rows[pair]]
                 tie = TIE * np.finfo(np.float32).eps * abs(own)
                 greater[pair] = (row > own + tie).sum()
+                # The true target ties with itself, and is not counted.
                 equal[pair] = (row >= own - tie).sum() - greater[pair] - 1
             if is_plan:
                 # Nearly all scores of a plan are 0. Noise too small to change any other
                 # order breaks these ties, or targets in low rows would win them all.
-                smallest = found[found > 0].min()
-                found = found + rng.random(found.shape) * smallest * 1e-3
-            nearest[rows] = topk(found, self.task.k)[1]
+                smallest = s[s > 0].min()
+                s = s + rng.random(s.shape) * smallest * 1e-3
+            nearest[rows] = topk(s, self.task.k)[1]
             compute.report(f"ranking by {candidate.label}", rows.stop, count)
         return greater, equal, nearest

@@ -25,6 +25,7 @@ from hubplugin.results import (
 )
 
 SIGNIFICANT = 0.05
+"""The adjusted p below which a change of R@1 is beyond chance."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,10 @@ class MethodResult:
 
     @property
     def sign(self) -> int:
-        """1 if it puts more true targets first than the raw search, -1 if fewer, 0 if the
-        difference may be chance among so many methods."""
+        """1 if more true targets come first than in the raw search, -1 if fewer do.
+
+        0 if the difference may be chance among so many methods.
+        """
         if self.versus_raw is None or self.adjusted_p >= SIGNIFICANT:
             return 0
         return self.versus_raw.change.sign
@@ -135,13 +138,14 @@ class Results(Result):
             headline = self._headline(self.shown, self.change)
             sections.append(self._count_changes(self.change))
             if sign < 0 and self.store is not None:
-                steps.append(Step("searches are raw again", "remove"))
-        scene = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
+                steps.append(Step("searches are raw again", job="remove"))
+        subject = f"{self.queries:,} queries · {self.targets:,} targets · {self.metric}"
         if self.condition is not None:
-            scene += f" · filter {self.condition}"
-        return Page(headline, sign, scene, sections, steps)
+            subject += f" · filter {self.condition}"
+        return Page(headline, sign, subject, sections, steps)
 
     def _headline(self, shown: MethodResult, change: Side) -> str:
+        """Say whether the method `shown` helps, and what it changes."""
         verdicts = {1: "helps", 0: "neither helps nor harms beyond chance", -1: "harms"}
         name = "the correction"
         if self.store is None:
@@ -152,19 +156,25 @@ class Results(Result):
     def _list_rankings(self) -> Section:
         """Return the section of the raw search and of each correction."""
         k = max(self.raw.recall)
-        shown = (self.raw, self.shown)
-        chart = {m.label: m.occurrences for m in self.methods if m in shown}
+        charted = (self.raw, self.shown)
+        chart = {
+            method.label: method.occurrences
+            for method in self.methods
+            if method in charted
+        }
         rows = []
-        for each in self.methods:
-            cells: list[str | Bar] = [each.label, f"{each.recall[1].value:.1%}"]
+        for method in self.methods:
+            cells: list[str | Bar] = [method.label, f"{method.recall[1].value:.1%}"]
             sign = None
-            if each.versus_raw is None:
+            if method.versus_raw is None:
                 cells.append("")
             else:
-                cells.append(bar_of_change(each.versus_raw.change))
-                sign = each.sign
-            cells += [f"{each.recall[k].value:.1%}", f"{each.worst:.1%}"]
-            cells.append("" if each.hubness is None else f"{each.hubness.skewness:.2f}")
+                cells.append(bar_of_change(method.versus_raw.change))
+                sign = method.sign
+            cells += [f"{method.recall[k].value:.1%}", f"{method.worst:.1%}"]
+            cells.append(
+                "" if method.hubness is None else f"{method.hubness.skewness:.2f}"
+            )
             rows.append(Row(cells, sign))
         columns = ("R@1", "points (95%)", f"R@{k}", "worst hub", "skewness")
         note = (
@@ -185,15 +195,17 @@ class Results(Result):
             ("won: a right answer now comes first", 1, change.won),
             ("lost: it no longer does", -1, change.lost),
         ):
-            shown = [str(each) for each in self.examples if each.right == (sign > 0)]
-            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, shown))
+            # The examples of won queries are right after the correction.
+            examples = [str(each) for each in self.examples if each.right == (sign > 0)]
+            rows.append(Row((name, Bar(f"{count:,}", count / most)), sign, examples))
         return Section("Won and lost", (), rows, ("queries",))
 
 
 def usable_best(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """Return the method of the highest R@1 that a search can use, None if there is none.
+    """Return the method of the highest R@1 that a search can use.
 
-    The first of `methods` is the raw search, which is left out.
+    The first of `methods` is the raw search, which is left out. Return None if no other
+    method is left.
     """
     usable = [method for method in methods[1:] if not method.transductive]
     return max(usable, key=lambda method: method.recall[1].value, default=None)

@@ -1,4 +1,4 @@
-"""The reader of ground truth and of names."""
+"""Readers of ground truth and of names."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def as_truth(
             pairs.append((row, key, grade))
     query_rows, keys, grades = zip(*pairs, strict=True)
     target_rows = np.array(_locate(keys, names, targets, "names"))
-    # Query rows ascend already, so the order changes only the targets of each query.
+    # Query rows ascend already, so sorting only orders the targets of each query.
     order = np.lexsort((target_rows, query_rows))
     return Truth(np.array(query_rows), target_rows[order], np.array(grades)[order])
 
@@ -127,11 +127,13 @@ def read_qrels(path: Path) -> list[tuple[str, str, float]]:
     judgements = []
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
+        # The header of BEIR has three columns, and its last is no number.
         if lines and len(lines[0].split("\t")) == 3 and not lines[0][-1].isdigit():
-            lines = lines[1:]  # the header of BEIR
+            lines = lines[1:]
         for line in filter(str.strip, lines):
-            query, *iteration, target, relevance = line.split()
-            if len(iteration) > 1:
+            # TREC has an unused second column, and BEIR has none.
+            query, *unused, target, relevance = line.split()
+            if len(unused) > 1:
                 raise ValueError(line)
             if float(relevance) > 0:
                 judgements.append((query, target, float(relevance)))
@@ -161,6 +163,7 @@ def _read_lists(source: Any, queries: int) -> list[list[Any]]:
 
 
 def _as_id(key: object) -> Id:
+    """Return a number or text as an id. Raises InputError for anything else."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, str):
@@ -173,8 +176,14 @@ def _locate(
 ) -> list[int]:
     """Return the row of each key. A number is a row, and a text is one of `names`.
 
-    Raises InputError for a name that occurs twice and for an unknown key. The message
-    asks for `parameter`.
+    Args:
+        keys: The keys.
+        names: The name of each row; by default the number of the row, as a text.
+        count: The number of rows.
+        parameter: The parameter of `evaluate` that gives the names, for messages.
+
+    Raises:
+        InputError: A name occurs twice, or a key is unknown.
     """
     rows: dict[str, int] = {}
     if any(isinstance(key, str) for key in keys):

@@ -104,7 +104,7 @@ def apply(
     """
     store = for_job(store)
     if compute.device != "auto":  # "auto" cannot fail, and would import torch
-        compute.torch_device()  # raises for a missing device before anything is read
+        compute.torch_device()  # an error for a missing device, before anything is read
     if isinstance(bank, OffsetModel):
         if learn or parameters or executor or method != "blend":
             raise InputError(
@@ -133,8 +133,16 @@ def apply(
     gallery, teachers = job.read_gallery(teachers, workers)
     fit = job.fit(teachers)
     if fit.is_idle:
-        done = Applied(store.url, fit.model, teachers.bank.count, 0, 0, written=False)
-        return replace(done, trial=fit.trial, sound=True)
+        return Applied(
+            store.url,
+            fit.model,
+            scanned=teachers.bank.count,
+            missing=0,
+            stale=0,
+            written=False,
+            trial=fit.trial,
+            sound=True,
+        )
     return job.write(fit, teachers.bank, gallery)
 
 
@@ -188,7 +196,7 @@ def refit(
         learn = teaches_again
     learn = read_learn_for(store, learn, method or old.method)
     if method is None:
-        configuration = _configuration_of(old, parameters)
+        configuration = _configuration_like(old, parameters)
     else:
         configuration = build_method(METHODS, method, parameters)
     job = Job(store, configuration, learn, force, dry_run)
@@ -212,24 +220,24 @@ def refit(
             "it all the same with ",
             Parameter("force", True),
         )
-    done = job.write(fit, teachers.bank, gallery)
+    applied = job.write(fit, teachers.bank, gallery)
     old_size = len(old.terms[0].bank)  # 1 for `dn`, which keeps only the mean
     new_size = len(teachers.bank.query_bank)
-    notes = [*done.notes]
+    notes = [*applied.notes]
     if new_size < old_size:
         notes.append(
             f"the new bank has {new_size:,} queries, the old one had {old_size:,}"
         )
-    return replace(done, notes=notes, versus=versus)
+    return replace(applied, notes=notes, versus=versus)
 
 
 UNEVEN = 1.4
 """The ratio to the largest count by chance up to which the worst hub counts as chance.
 
-Of 300 to 2,500 random queries to 4,096 random vectors in 2 to 384 dimensions, the worst
-hub reached up to 1.00 times that count. Of 30 real banks, query logs among them, it
-reached 1.48 to 8.64 times in 24, and 1.00 to 1.40 in six, which have 100 to 1,500
-queries (`python -m benchmarks.causes --chance`)."""
+With 300 to 2,500 random queries to 4,096 random vectors in 2 to 384 dimensions, the
+worst hub had up to 1.00 times that count. In 24 of 30 real banks, query logs among
+them, it had 1.48 to 8.64 times that count. In the other six, which have 100 to 1,500
+queries, it had 1.00 to 1.40 times (`python -m benchmarks.causes --chance`)."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +256,10 @@ class Fit:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no hubness beyond chance, no gain and no query map."""
+        """True if there is no hubness beyond chance, no gain and no query map.
+
+        Without a trial, this cannot be known, and the property is False.
+        """
         trial = self.trial
         if trial is None or self.model.query_map is not None:
             return False
@@ -258,15 +269,16 @@ class Fit:
         targets = sum(trial.raw.occurrences.values())
         skewness = skewness_by_chance(trial.queries, OCCURRENCE, targets)
         largest = largest_by_chance(trial.queries, OCCURRENCE, targets)
+        is_even = trial.raw.skewness < skewness + HUBBY
         worst = trial.raw.largest * trial.queries
-        return trial.raw.skewness < skewness + HUBBY and worst <= UNEVEN * largest
+        return is_even and worst <= UNEVEN * largest
 
 
 @dataclass(frozen=True)
 class Job:
     """A requested correction; the fields are arguments of `apply`.
 
-    learn: True or pairs if known answers also teach a map.
+    learn: True if known answers also teach a map, or the pairs that teach it.
     """
 
     store: Store
@@ -295,11 +307,12 @@ class Job:
     def read_gallery(
         self, teachers: Teachers, workers: ShardedStore | None = None
     ) -> tuple[SpooledGallery | ShardedStore, Teachers]:
-        """Read the gallery, and return it and the banks against it.
+        """Read the gallery; return it, and the banks with it.
 
         Args:
             teachers: The banks.
-            workers: The shards to read, if workers read them.
+            workers: The shards, if workers read them; this process then has only a
+                sample of the gallery.
         """
         bank = teachers.bank
         if workers is not None:
@@ -322,7 +335,7 @@ class Job:
         logger.info("%s: trying %s", self.store.url, self.configuration.name)
         profile = None
         if not self.force:
-            profile = require_kind(bank)  # before the first fit, since it takes less
+            profile = require_kind(bank)  # before the first fit, which takes longer
         lesson = learned = None
         if self.learn is False:
             method = self.configuration.resolve(bank)
@@ -335,8 +348,12 @@ class Job:
         if not self.force:
             trial = judge_by(bank, method, 0, profile, learned).require_passed()
             right = trial.right
-        message = "%s: fitting %s on %d bank queries"
-        logger.info(message, self.store.url, method.name, len(bank.query_bank))
+        logger.info(
+            "%s: fitting %s on %d bank queries",
+            self.store.url,
+            method.name,
+            len(bank.query_bank),
+        )
         model = method.fit(bank) if lesson is None else lesson.model
         if bank.whole is None:  # otherwise, this process has only a sample
             model = with_hubness(model, bank, right)
@@ -350,13 +367,13 @@ class Job:
         """Write a correction, or count what would be written."""
         store = self.store
         model = fit.model
-        # Asked before writing, which replaces the active correction.
+        # Before writing, since that replaces the active correction.
         drops_map = model.query_map is None and _has_map(store)
         if self.dry_run:
-            done = preview(store, model, bank.compute, store.plan())
+            applied = preview(store, model, bank.compute, store.plan())
         else:
-            done = write_gallery(store, model, gallery, bank.compute, self.force)
-        notes = [*done.notes]
+            applied = write_gallery(store, model, gallery, bank.compute, self.force)
+        notes = [*applied.notes]
         if fit.trial is None:
             # Nothing was tried, so say at least what to expect of a small bank.
             notes = [*small_bank(len(bank.distinct)), *notes]
@@ -367,7 +384,7 @@ class Job:
                 "the previous correction had a query map, and this one has none: "
                 "rollback returns to it"
             )
-        return replace(done, trial=fit.trial, notes=notes)
+        return replace(applied, trial=fit.trial, notes=notes)
 
 
 def _has_map(store: Store) -> bool:
@@ -381,11 +398,11 @@ def _has_map(store: Store) -> bool:
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:
     """Compare the old and the new correction on held-out queries.
 
-    A map knows the answers that taught it, so if either correction has one, the test
-    queries are those that the old model's bank lacks. If these are too few, the new
-    model is not fitted again, either: both have then seen most test queries. A model
-    does not keep pairs such as titles, so some of them may still have taught an old
-    map.
+    A map knows the answers that taught it. So if either correction has a map, the test
+    queries are the queries that the old model's bank lacks. If these are too few, the
+    new model is tested as it is, and not fitted again without the test queries: both
+    models have then seen most of them. A model does not keep pairs such as titles, so
+    some test queries may still have taught an old map.
 
     Args:
         fit: The new correction.
@@ -450,7 +467,9 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
             ", vectors or the texts of a log with their model, or collect queries: "
             f"{store.how_to_record}",
         )
-    answers = recorded.answers if learn and bank.answers is None else bank.answers
+    answers = bank.answers
+    if learn and answers is None:
+        answers = recorded.answers
     return replace(bank, queries=recorded, answers=answers)
 
 
@@ -467,15 +486,15 @@ def find_half_written(job: Job, bank: PreparedBank) -> OffsetModel | None:
     if correction is None or correction.active:
         return None
     model = correction.model
-    same = job.configuration.has_made(model, bank) and model.query_map is None
-    return model if same else None
+    is_same = job.configuration.has_made(model, bank) and model.query_map is None
+    return model if is_same else None
 
 
-def _configuration_of(model: OffsetModel, changes: dict[str, Setting]) -> Method:
+def _configuration_like(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """Return the configuration of `model` with `changes`.
 
-    Parameters that the method chooses by default are left out, so that it chooses
-    again.
+    A parameter whose default leaves the choice to the method is left out, so that the
+    method chooses again.
     """
     parameters = dict(model.parameters)
     for name, field in METHODS[model.method].model_fields.items():

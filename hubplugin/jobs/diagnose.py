@@ -99,8 +99,8 @@ class Diagnosis(Result):
     anti_hubs: Some targets that no query finds.
     findings: One finding for each cause that was looked for.
     trial: The changes under the default method, including R@1 if answers are known.
-    lesson: The gain of a query map learned from the bank's answers; None if that was
-        not asked for.
+    lesson: The gain of a query map learned from the bank's answers; None if `learn` was
+        False.
     shown: The field that has the names of targets.
     """
 
@@ -156,21 +156,21 @@ class Diagnosis(Result):
         elif not self.causes:
             headline += f"; the default correction would {trial.outlook()}"
         sections = [
-            Section("Hubness", self._seen()),
+            Section("Hubness", self._describe_hubness()),
             list_hubs(self.hubs, self.hubness.k, self.anti_hubs, self.shown),
             Section("Is it something else?", [*map(str, self.findings)]),
             show_trial(trial, "A correction would change", self.lesson),
         ]
-        scene = (
+        subject = (
             f"{self.targets:,} targets · {self.queries:,} queries · nothing was changed"
         )
         sign = 0 if self.hubby else 1
         if self.causes or (self.hubby and trial.objections):
             sign = -1
-        return Page(headline, sign, scene, sections, self._next())
+        return Page(headline, sign, subject, sections, self._next())
 
     def _next(self) -> list[Step]:
-        """Return the next steps: first against other causes, then those with a gain."""
+        """Return the next steps: against other causes, or else steps with a gain."""
         steps = [Step(each.says, text=each.advice) for each in self.causes]
         trial = self.trial
         if steps or trial.objections or self.is_sound:
@@ -178,29 +178,29 @@ class Diagnosis(Result):
         gain = "only --answers can show whether more right answers come first"
         if trial.right is not None:
             gain = f"{points(trial.right.change)} points of R@1, held out"
-        steps.append(Step(gain, "apply"))
+        steps.append(Step(gain, job="apply"))
         if self.lesson is not None:
             learned = points(self.lesson.other.change)
-            brings = f"{learned} points of R@1 over the raw search, held out"
-            steps.append(Step(brings, "apply", learn=True))
+            reason = f"{learned} points of R@1 over the raw search, held out"
+            steps.append(Step(reason, job="apply", learn=True))
         elif trial.right is not None:
-            brings = "measures the gain of a query map, which is learned from answers"
-            steps.append(Step(brings, "diagnose", learn=True))
+            reason = "measures the gain of a query map, which is learned from answers"
+            steps.append(Step(reason, job="diagnose", learn=True))
         return steps
 
-    def _seen(self) -> list[str]:
-        """Return lines on the hubness that was seen, in the words of a searcher."""
-        seen = self.hubness
+    def _describe_hubness(self) -> list[str]:
+        """Return lines on the hubness of the raw search, in the words of a searcher."""
+        hubness = self.hubness
         most = most_found(self.targets)
-        even = seen.k * self.queries / self.targets
+        even = hubness.k * self.queries / self.targets
         chance = self.chance
         return [
             f"{most:,} targets ({most / self.targets:.1%}) fill {self.most_found:.1%} of "
-            f"the first {seen.k} places; {chance.most_found:.1%} would be chance",
-            f"the one that comes back most is found by {seen.largest:,} queries; an even "
-            f"share would be {even:.1f}",
-            f"{seen.anti_hub_share:.1%} are found by no query (chance "
-            f"{chance.never_found:.1%}); skewness {seen.skewness:.2f} (chance "
+            f"the first {hubness.k} places; {chance.most_found:.1%} would be chance",
+            f"the one that comes back most is found by {hubness.largest:,} queries; an "
+            f"even share would be {even:.1f}",
+            f"{hubness.anti_hub_share:.1%} are found by no query (chance "
+            f"{chance.never_found:.1%}); skewness {hubness.skewness:.2f} (chance "
             f"{chance.skewness:.2f})",
         ]
 
@@ -239,54 +239,54 @@ def diagnose(
     """
     if metric is None:
         metric = getattr(targets, "metric", Metric.COSINE)
-    chosen = Metric(metric)
+    metric = Metric(metric)
     names = names_of(targets, show)  # raises for a missing file before any work
     examples = Bank.of(bank)
     if isinstance(targets, Store):
         learn = read_learn_for(targets, learn, "blend")
         examples = bank_for(targets, bank, learn is not False)
     else:
-        learn = read_learn(learn, "blend", chosen, targets)
-    teachers = Teachers.read(examples, learn, chosen, compute, targets)
+        learn = read_learn(learn, "blend", metric, targets)
+    teachers = Teachers.read(examples, learn, metric, compute, targets)
     require_enough(len(teachers.bank.distinct))  # before the gallery is read
     teachers = teachers.against(targets)
     prepared = teachers.bank
     gallery = prepared.require_targets()
     count = gallery.rows
-    asked = prepared.query_bank
-    queries = len(asked)
-    logger.info("diagnosing %d targets with %d queries", count, queries)
-    nearest = find_targets(prepared, asked, "finding the hubs")
+    queries = prepared.query_bank
+    logger.info("diagnosing %d targets with %d queries", count, len(queries))
+    nearest = find_targets(prepared, queries, "finding the hubs")
     occurrence = k_occurrence(nearest, count)
     findings = find_causes(prepared, nearest, seed)
-    default = METHODS["blend"]()
-    trial = judge_by(prepared, default.resolve(prepared), seed)
+    method = METHODS["blend"]()
+    trial = judge_by(prepared, method.resolve(prepared), seed)
     found = {RAW: nearest}
     lesson = model = None
     if learn is not False:
-        lesson = learn_query_map(default, teachers)
+        lesson = learn_query_map(method, teachers)
         model = lesson.model
     elif not trial.objections:
-        model = default.fit(prepared)
+        model = method.fit(prepared)
     if model is not None:
-        label = "searching corrected"
-        found[CORRECTED] = find_targets(prepared, asked, label, model)
+        found[CORRECTED] = find_targets(prepared, queries, "searching corrected", model)
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
+        """Return the ids and names of the targets in `rows`."""
         ids = _ids_of(targets, original_rows(gallery)[rows])
         return ids, display_names(ids, names)
 
-    called = [display_query(examples, row) for row in range(queries)]
+    query_names = [display_query(examples, row) for row in range(len(queries))]
+    # Pairs are rows of the target bank, not of the gallery.
     right = prepared.clicks if prepared.pairs is None else None
-    hubs, never = find_hubs(found, count, describe, called, right)
+    hubs, never = find_hubs(found, count, describe, query_names, right)
     k = min(OCCURRENCE, count)
     diagnosis = Diagnosis(
         store=getattr(targets, "url", None),
         targets=count,
-        queries=queries,
+        queries=len(queries),
         hubness=Hubness.of(occurrence, k),
         most_found=share_of_most_found(occurrence),
-        chance=Chance.of(queries, k, count),
+        chance=Chance.of(len(queries), k, count),
         hubs=hubs,
         anti_hubs=never,
         findings=findings,
@@ -299,12 +299,12 @@ def diagnose(
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
-    """Return the ids in a store of the targets in `rows`; for vectors, the rows."""
+    """Return the ids in a store of the targets in `rows`. Vectors have rows as ids."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())
-    every = (key for batch in targets.scan() for key in batch.ids)
-    ids = {row: key for row, key in enumerate(every) if row in wanted}
+    all_ids = (key for batch in targets.scan() for key in batch.ids)
+    ids = {row: key for row, key in enumerate(all_ids) if row in wanted}
     return [ids[row] for row in rows.tolist()]
 
 

@@ -39,7 +39,7 @@ from hubplugin.validation import OCCURRENCE
 logger = logging.getLogger(__name__)
 
 QUERIES = 200
-"""The number of queries whose finds are counted, both at the fit and by `inspect`.
+"""The number of queries whose nearest targets are counted, at the fit and by `inspect`.
 
 Skewness depends on this number."""
 
@@ -86,11 +86,11 @@ def inspect(
         model = correction.model
         require_match(model, store)  # a store made anew may have other vectors
         asked = None
-        is_searched = is_active and queries > 0
-        if is_searched:
+        searches = is_active and queries > 0
+        if searches:  # errors in the queries come before the store is read
             asked = _read_live_queries(store, correction, live, compute)
         counts = count_wrong(store, model, compute)
-        if is_searched:
+        if searches:
             drift = _measure_drift(model, asked, compute)
             hubness = _count_hubs(store, model, asked, queries, names, compute)
     logger.info("%s: inspected", store.url)
@@ -132,7 +132,9 @@ class LiveQueries:
 def _read_live_queries(
     store: Store, correction: Correction, live: BankLike | None, compute: Compute
 ) -> LiveQueries | None:
-    """Return a sample of the live queries; None if there are fewer than `FEWEST_LIVE`.
+    """Return a sample of the live queries that the bank of the correction lacks.
+
+    Return None if there are fewer than `FEWEST_LIVE`.
 
     Raises:
         InputError: The live queries come with answers, or cannot be used.
@@ -154,19 +156,20 @@ def _read_live_queries(
             return None
         bank = Bank(recorded, recorded.answers)
     asked = bank.prepare(model.metric, compute, store)
-    drawn = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
-    new = drawn[~is_in_bank(model, asked.query_bank[drawn])]
-    if len(new) < FEWEST_LIVE:
+    sample = np.random.default_rng().permutation(len(asked.query_bank))[: 2 * SEEN]
+    rows = sample[~is_in_bank(model, asked.query_bank[sample])]
+    if len(rows) < FEWEST_LIVE:
         if live is not None:
-            message = (
+            logger.warning(
                 "only %d live queries are not in the bank, and %d are needed: queries "
-                "of the bank are used instead"
+                "of the bank are used instead",
+                len(rows),
+                FEWEST_LIVE,
             )
-            logger.warning(message, len(new), FEWEST_LIVE)
         return None
-    names = [display_query(bank, row) for row in new.tolist()]
-    right = [-1] * len(new) if asked.clicks is None else asked.clicks[new].tolist()
-    return LiveQueries(asked.query_bank[new], names, right)
+    names = [display_query(bank, row) for row in rows.tolist()]
+    right = [-1] * len(rows) if asked.clicks is None else asked.clicks[rows].tolist()
+    return LiveQueries(asked.query_bank[rows], names, right)
 
 
 def is_in_bank(model: OffsetModel, queries: np.ndarray) -> np.ndarray:
@@ -184,10 +187,10 @@ def _measure_drift(
 ) -> float | None:
     """Return the own share of live queries and bank; None if either is too small."""
     bank = model.terms[0].bank
-    at_fit = bank[:: max(len(bank) // SEEN, 1)]
-    if live is None or len(at_fit) < FEWEST_LIVE:
+    sample = bank[:: max(len(bank) // SEEN, 1)]
+    if live is None or len(sample) < FEWEST_LIVE:
         return None
-    return own_share(live.vectors, at_fit, compute, np.random.default_rng())
+    return own_share(live.vectors, sample, compute, np.random.default_rng())
 
 
 def _count_hubs(
@@ -198,10 +201,17 @@ def _count_hubs(
     names: Naming | None,
     compute: Compute,
 ) -> HubnessNow | None:
-    """Search for live queries or, without any, for bank queries; return the hubness.
+    """Search a store for some queries, raw and corrected, and return the hubness.
 
-    The number of queries is `queries`. Return None if there are fewer than two queries,
-    or no targets.
+    Return None if there are fewer than two queries, or no targets.
+
+    Args:
+        store: The store.
+        model: The model of its correction.
+        live: The live queries; None to search for queries of the bank instead.
+        queries: The most queries to search for.
+        names: The function that names targets.
+        compute: Device, memory and progress.
     """
     asked = live or LiveQueries(pick_evenly(model.terms[0].bank, queries), (), ())
     searched = asked.vectors[:queries]
@@ -209,6 +219,7 @@ def _count_hubs(
     # The model of `dn` keeps only the mean of its bank, and a store may be empty.
     if len(searched) < 2 or not count:
         return None
+    # In each search, a target is known by its place among all targets found so far.
     found = {}
     place_of: dict[Id, int] = {}
     for label in (RAW, CORRECTED):
@@ -220,12 +231,13 @@ def _count_hubs(
     for label, nearest in found.items():
         times = count_found(nearest, len(ids))
         occurrence[label] = add_never_found(times, count)
-    known = {**place_of, -1: -1}
-    right = np.array([known.get(id, NOT_FOUND) for id in asked.right[:queries]])
+    row_of = {**place_of, -1: -1}
+    right = np.array([row_of.get(id, NOT_FOUND) for id in asked.right[:queries]])
 
     def describe(rows: list[int]) -> tuple[list[Id], list[str]]:
-        shown = [ids[row] for row in rows]
-        return shown, display_names(shown, names)
+        """Return the ids and names of the targets in `rows`."""
+        described = [ids[row] for row in rows]
+        return described, display_names(described, names)
 
     hubs, _ = find_hubs(found, len(ids), describe, asked.names, right)
     return HubnessNow(

@@ -1,4 +1,4 @@
-"""Hubs: the targets that most queries find, with some queries that each misleads."""
+"""Hubs: the targets that most queries find, each with some queries that it misleads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISLED = 3
 """The most misled queries that are shown with a hub."""
 
 NOT_FOUND = -2
-"""The place that stands for a right answer that no query finds."""
+"""The row that stands for a right answer that no query finds, or that is unknown."""
 
 BATCH = 256
 """The number of queries in one request to a store."""
@@ -44,7 +44,9 @@ def search_store(
     compute: Compute,
     place_of: dict[Id, int],
 ) -> np.ndarray:
-    """Return the places of the targets that queries find, best first, -1 for none: [q, k].
+    """Return the places in `place_of` of the targets that queries find, int64 [q, k].
+
+    The best target comes first. If a query finds fewer than k targets, the rest is -1.
 
     Args:
         store: The store.
@@ -52,8 +54,8 @@ def search_store(
         k: The number of targets that each query finds.
         label: The search, "raw" or "corrected".
         compute: Only its `progress` is used.
-        place_of: The places of ids, which is updated: ids that were not found before
-            get the next places.
+        place_of: The place of each id found so far. It is updated: ids that were not
+            found before get the next places.
     """
     nearest = np.full((len(queries), k), -1, np.int64)
     for start in range(0, len(queries), BATCH):
@@ -107,38 +109,39 @@ def find_hubs(
     """Return the hubs of each search, and the names of some targets never found raw.
 
     Args:
-        found: The rows of the targets that queries find in each search, "raw" and
-            perhaps a corrected one: best first, -1 for none [q, k].
+        found: The rows of the targets that queries find in each search: "raw" and, as
+            the last, perhaps a corrected search. Best first, -1 for none [q, k].
         size: The number of targets.
         describe: A function from rows of targets to their ids and names.
-        queries: The names of the queries. Without them, or without a corrected search,
+        queries: The names of the queries. Without names, or without a corrected search,
             hubs have no `misled`.
         right: The row of the right answer to each query [q], negative if unknown.
     """
     counts = {search: count_found(rows, size) for search, rows in found.items()}
+    # The queries that each hub misleads.
     misled: dict[int, list[int]] = {}
     for count in counts.values():
         most = hubness.hubs(count, LISTED)
         misled |= {hub: [] for hub in most[count[most] > 0].tolist()}
-    first = found[RAW][:, 0]
-    after = [*found.values()][-1][:, 0]
+    before = found[RAW][:, 0]
+    after = [*found.values()][-1][:, 0]  # as before, without a corrected search
     if right is None:
-        right = np.full(len(first), NOT_FOUND)
+        right = np.full(len(before), NOT_FOUND)
     if queries:
-        changed = _order_changed(first, after, right)
+        changed = _changed_queries(before, after, right)
         for hub in misled:
-            misled[hub] = changed[first[changed] == hub][:MISLED].tolist()
+            misled[hub] = changed[before[changed] == hub][:MISLED].tolist()
     never = hubness.pick_evenly(np.flatnonzero(counts[RAW] == 0), LISTED).tolist()
-    instead = [int(after[query]) for rows in misled.values() for query in rows]
-    shown = [*dict.fromkeys([*misled, *never, *instead])]
+    replacements = [int(after[query]) for rows in misled.values() for query in rows]
+    described = [*dict.fromkeys([*misled, *never, *replacements])]
     targets = {}
-    for row, id, name in zip(shown, *describe(shown), strict=True):
+    for row, id, name in zip(described, *describe(described), strict=True):
         found_by = {search: int(count[row]) for search, count in counts.items()}
         targets[row] = Hub(id, name, found_by)
     hubs = []
-    for hub, rows in misled.items():
+    for hub, misled_queries in misled.items():
         outcomes = []
-        for query in rows:
+        for query in misled_queries:
             title = targets[after[query]].title
             is_right = bool(after[query] == right[query])
             outcomes.append(Outcome(queries[query], title, is_right))
@@ -146,17 +149,18 @@ def find_hubs(
     return hubs, [targets[row].name for row in never]
 
 
-def _order_changed(
-    first: np.ndarray, after: np.ndarray, right: np.ndarray
+def _changed_queries(
+    before: np.ndarray, after: np.ndarray, right: np.ndarray
 ) -> np.ndarray:
-    """Return the queries whose first target is wrong, and another one when corrected.
+    """Return the queries whose wrong first target is replaced by the correction.
 
-    Queries that the correction answers rightly come first.
+    Queries with a right answer after the correction come first.
 
     Args:
-        first, after: The first target of each query, raw and corrected [q].
+        before, after: The first target of each query, raw and corrected [q]; -1 for
+            none.
         right: The right answer to each query, negative if unknown [q].
     """
-    changed = np.flatnonzero((after != first) & (first != right) & (after >= 0))
+    changed = np.flatnonzero((after != before) & (before != right) & (after >= 0))
     is_wrong = after[changed] != right[changed]
     return changed[np.argsort(is_wrong, kind="stable")]

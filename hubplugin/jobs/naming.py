@@ -16,10 +16,10 @@ from hubplugin.vectors import require_file
 Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[Any]]
 """A function from ids of targets to their texts; None for a target without a text."""
 
-PLAIN = ("title", "name", "text", "document", "page_content")
-"""The fields with names; by default the first that some target has is shown."""
+NAME_FIELDS = ("title", "name", "text", "document", "page_content")
+"""The fields that may have names. By default, the first that some target has counts."""
 
-FILES = (".txt", ".json")
+NAME_FILES = (".txt", ".json")
 """The suffixes of files of names."""
 
 LONGEST = 80
@@ -29,11 +29,12 @@ LONGEST = 80
 class FieldNames:
     """A function from ids to the values of a `field` of these targets in `store`.
 
-    If `field` is None, it becomes the first of `PLAIN` that some target has. InputError
-    is raised for a given field until some target has it; others may then lack it.
+    If `field` is None, it becomes the first of `NAME_FIELDS` that some target has.
+    InputError is raised if none of the targets asked for has a given field. Once some
+    target has had the field, all others may lack it.
     """
 
-    found = False
+    has_occurred = False
 
     def __init__(self, store: Store, field: str | None = None):
         self.store = store
@@ -41,16 +42,16 @@ class FieldNames:
 
     def __call__(self, ids: Sequence[Id]) -> Sequence[Any]:
         targets = self.store.read_fields(ids)
-        known = {name for target in targets for name in target}
+        fields = {name for target in targets for name in target}
         if self.field is None:
-            self.field = next((name for name in PLAIN if name in known), None)
-        elif self.field not in known and not self.found:
+            self.field = next((name for name in NAME_FIELDS if name in fields), None)
+        elif self.field not in fields and not self.has_occurred:
             raise InputError(
                 f"{self.store.url}: no target has a field {self.field!r}; there are "
-                f"{', '.join(sorted(known)) or 'none'}; pass another, or a file, as ",
+                f"{', '.join(sorted(fields)) or 'none'}; pass another, or a file, as ",
                 Parameter("show"),
             )
-        self.found |= self.field in known
+        self.has_occurred |= self.field in fields
         return [target.get(self.field or "") for target in targets]
 
 
@@ -61,12 +62,12 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
 
     Args:
         source: The store or vectors.
-        show: A field of a store, a file for `read_names`, or a function. None looks for
-            a field that is plainly a title or a text.
+        show: A field of a store, a file for `read_names`, or a function. By default, a
+            field of the store that is plainly a title or a text.
     """
     if callable(show):
         return show
-    is_file = show is not None and (Path(show).is_file() or show.endswith(FILES))
+    is_file = show is not None and (Path(show).is_file() or show.endswith(NAME_FILES))
     if isinstance(source, Store) and not is_file:
         return FieldNames(source, show)
     if show is None:
@@ -103,8 +104,9 @@ def shorten(text: object) -> str:
 def read_names(source: str | os.PathLike[str], label: str = "names") -> dict[str, Any]:
     """Return the texts in a file by id.
 
-    Line i belongs to the id i. A .json file holds an object or a list. Raises
-    InputError if the file cannot be read; the message calls the texts `label`.
+    Line i of a file of texts belongs to the id i. A .json file holds an object of texts
+    by id, or a list, whose item i belongs to the id i. Raises InputError if the file
+    cannot be read; the message calls the texts `label`.
     """
     path = Path(source)
     require_file(path, label)

@@ -45,7 +45,7 @@ class InvalidVectors:
     """The targets that a model could not judge.
 
     count: The number of such targets.
-    named: The fault of the first few vectors, by id.
+    named: The fault of the vector, by the ids of the first few targets.
     """
 
     count: int = 0
@@ -78,7 +78,12 @@ class InvalidVectors:
 
 
 def doubt_clicks(asked: Side | None, other: Side | None) -> str:
-    """Return a warning if clicks of queries `asked` before look wrong, else ""."""
+    """Return a warning if clicks look wrong, else "".
+
+    Args:
+        asked: R@1 of queries that ask again for the target of another query.
+        other: R@1 of the other queries.
+    """
     if not asked or not other or not look_like_wrong_clicks(asked, other):
         return ""
     return (
@@ -91,7 +96,8 @@ def doubt_clicks(asked: Side | None, other: Side | None) -> str:
 def show_trial(trial: Trial, title: str, lesson: LearnedMap | None = None) -> Section:
     """Return the section `title` with the measurements of the guard's `trial`.
 
-    A `lesson` adds what a query map, with its offsets, would gain over the raw search.
+    If a `lesson` is given, the section also has what its query map, with the offsets
+    for mapped queries, would gain over the raw search.
     """
     measures: Measures = {RECALL: trial.right, "asked before (R@1)": trial.asked}
     notes = trial.notes
@@ -153,16 +159,18 @@ class Applied(Result):
             lines.insert(
                 0, f"from the old correction to the new one {self.versus.figures}"
             )
-            if self.versus.objection is not None:  # applied by force
-                sign = -1
+            if self.versus.objection is not None:
+                sign = -1  # the new correction was activated by force
         sections = [Section("What was done", lines, note=_describe(self.model))]
-        state = "active"
-        outcome = f"{self.model.method}; {counts}"
         trial = self.trial
-        if trial is not None:
+        if trial is None:
+            state = "active"
+            outcome = f"{self.model.method}; {counts}"
+        else:
             state = "applied"
-            worst = (trial.raw.largest, trial.largest)
-            changes = describe_changes(worst, trial.queries, trial.right)
+            changes = describe_changes(
+                (trial.raw.largest, trial.largest), trial.queries, trial.right
+            )
             outcome = f"on held-out bank queries {changes}"
             sections = [show_trial(trial, "On held-out queries"), *sections]
         if self.sound:
@@ -172,15 +180,15 @@ class Applied(Result):
         return Page(f"{state}; {outcome}", sign, "", sections, [*self._next()])
 
     def _next(self) -> Iterator[Step]:
-        """Yield the steps after a correction: search, inspect it, remove it."""
+        """Yield the steps after a correction: search with it, inspect it, remove it."""
         if not self.written:
             return
         code, mapping = self.search
         maps = "" if self.model.query_map is None else f"; {mapping}"
         if code:
             yield Step(f"searches corrected{maps}", text=code)
-        yield Step("checks that it is complete, and still helps", "inspect")
-        yield Step("removes it, as if it had never been there", "remove")
+        yield Step("checks that it is complete, and still helps", job="inspect")
+        yield Step("removes it, as if it had never been there", job="remove")
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,10 +207,10 @@ class Removed(Result):
         headline = "nothing was changed"
         if self.written:
             headline = "correction removed; searches are raw again"
-        was = "there was none that can be read"
+        description = "there was none that can be read"
         if self.correction is not None:
-            was = _describe(self.correction.model)
-        return Page(headline, sections=[Section("The correction", [was])])
+            description = _describe(self.correction.model)
+        return Page(headline, sections=[Section("The correction", [description])])
 
 
 WRONG = 0.05
@@ -212,7 +220,7 @@ At this share a tenth of the correction's gain is lost, up to 0.8 points of R@1
 (benchmarks/keeping.py)."""
 
 DRIFTED = 0.57
-"""The tolerated own share of live queries and bank; above it their kinds differ.
+"""The tolerated own share of live queries and bank; above it, their kinds differ.
 
 Queries of one kind have 0.44 to 0.53, and other wordings have 0.60 or more
 (benchmarks/keeping.py)."""
@@ -226,7 +234,7 @@ cost more than 8 points of R@1 reach 2.8 to 5.4 (benchmarks/keeping.py)."""
 TOLERATED_RISE = 4.0
 """The tolerated ratio of a target's share of the queries to the worst hub's at the fit.
 
-If the share at the fit is large, the limit is halfway from it to 100 % instead."""
+The limit is never more than halfway from the share at the fit to 100 %."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +246,7 @@ class HubnessNow:
     raw, corrected, chance: The skewness raw, corrected and by chance.
     fit: The counts at the fit; None if nothing was counted.
     hubs: The targets found most often, raw or corrected.
-    occurrences: The number of targets with the 10-occurrence N, by N, for each
-        search.
+    occurrences: The number of targets with the 10-occurrence N, by N, for each search.
     """
 
     queries: int
@@ -255,9 +262,10 @@ class HubnessNow:
         """Yield each problem, with the job that may solve it."""
         raw = self.raw - self.chance
         corrected = self.corrected - self.chance
+        # Raw skewness of less than twice that by chance is too small for a ratio.
         if raw > self.chance and corrected > TOLERATED_SKEWNESS * raw:
             figures = f"{self.corrected:.2f}, raw {self.raw:.2f}"
-            yield Step(f"hubness is worse than raw ({figures})", "refit")
+            yield Step(f"hubness is worse than raw ({figures})", job="refit")
         if self.fit is None or not self.hubs:
             return
         at_fit = self.fit.largest
@@ -265,8 +273,11 @@ class HubnessNow:
         worst = max(self.hubs, key=lambda hub: hub.found_by[CORRECTED])
         share = worst.found_by[CORRECTED] / self.queries
         if share > tolerated:
-            says = f"found too often ({at_fit:.1%} at most at the fit): {worst.name}"
-            yield Step(f"{says} {share:.1%}", "refresh")
+            yield Step(
+                f"found too often ({at_fit:.1%} at most at the fit): {worst.name} "
+                f"{share:.1%}",
+                job="refresh",
+            )
 
     def sections(self, field: str | None) -> list[Section]:
         """Return two sections: hubness at the fit and now, and the hubs.
@@ -338,53 +349,61 @@ class Inspection(Result):
     @property
     def attention(self) -> list[str]:
         """The problems, one line each, with what to do about them."""
-        return [*map(str, self._reasons())]
+        return [*map(str, self._problems())]
 
-    def _reasons(self) -> Iterator[Step]:
+    def _problems(self) -> Iterator[Step]:
         """Yield the problems, each with the job that mends it."""
         yield from map(Step, self.warnings)
         if self.correction is None:
-            yield Step("no correction, and searches are raw", "apply")
+            yield Step("no correction, and searches are raw", job="apply")
             return
         if not self.correction.active:
-            yield Step("the correction is half-written, and searches are raw", "apply")
+            yield Step(
+                "the correction is half-written, and searches are raw", job="apply"
+            )
             return
         wrong = self.missing + self.stale
         if not self.count:
             yield Step("no target is left in the store")
         if wrong > WRONG * self.count:
             yield Step(
-                f"{wrong / self.count:.0%} of the targets lack their offset", "refresh"
+                f"{wrong / self.count:.0%} of the targets lack their offset",
+                job="refresh",
             )
         if self.foreign:
             yield Step(
                 f"{self.foreign} targets carry a foreign value in the place of "
                 "their offset",
-                "refresh",
+                job="refresh",
             )
         if self.drift is not None and self.drift > DRIFTED:
             yield Step(
-                f"live queries are no longer like the bank ({self.drift:.2f})", "refit"
+                f"live queries are no longer like the bank ({self.drift:.2f})",
+                job="refit",
             )
         if self.hubness is not None:
             yield from self.hubness.attention()
 
     def page(self) -> Page:
-        steps = [*self._reasons()]
-        sign = -1 if steps else 1
+        steps = [*self._problems()]
+        sign = 1
         wrong = self.missing + self.stale
-        if wrong and not steps:
-            says = f"{wrong:,} of {self.count:,} targets lack their offset"
-            steps.append(Step(says, "refresh"))
-        headline = "; ".join(step.brings for step in steps) or "everything is in order"
+        if steps:
+            sign = -1
+        elif wrong:
+            # So few wrong offsets are worth a refresh, but the news stays good.
+            reason = f"{wrong:,} of {self.count:,} targets lack their offset"
+            steps.append(Step(reason, job="refresh"))
+        headline = "; ".join(step.reason for step in steps) or "everything is in order"
         sections = [] if self.hubness is None else self.hubness.sections(self.shown)
         if self.correction is not None:
             note = f"{_describe(self.correction.model)} Made {self.correction.made}."
             if self.previous is not None:
                 note += f" Before: {_describe(self.previous)}"
             sections.append(Section("The correction", [*self._facts()], note=note))
-        scene = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
-        return Page(headline, sign, scene, sections, [s for s in steps if s.job])
+        subject = f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}"
+        # Steps without a job are only in the headline.
+        return Page(headline, sign, subject, sections, [s for s in steps if s.job])
 
     def _facts(self) -> Iterator[str]:
         """Yield the state of offsets, vectors and live queries, one line each."""

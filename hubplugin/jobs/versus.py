@@ -14,12 +14,12 @@ most 0.08, and every bank that raised it by more than 0.1 lost R@1, up to 2.4 po
 (benchmarks/keeping.py)."""
 
 TOLERATED = 0.01
-"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger one."""
+"""The fall of R@1 that must be ruled out before a smaller bank replaces a larger."""
 
 
 @dataclass(frozen=True)
 class OldVersusNew:
-    """Raw search, old and new correction on held-out queries of the new bank.
+    """The raw search, old and new correction on held-out queries of the new bank.
 
     change: R@1 of the old and the new correction; None without known answers.
     share: The size of the new bank, as a share of the old bank's size.
@@ -33,25 +33,29 @@ class OldVersusNew:
 
     @property
     def objection(self) -> str | None:
-        """The reason against the new correction, with both figures, if there is one."""
+        """The reason against the new correction, with both figures; None without one.
+
+        Changes of R@1 are judged by twice their standard error.
+        """
         if self.change is None:
             rise = self.new.skewness - self.old.skewness
-            worse = rise > WORSE * max(self.raw.skewness, 0.0)
-            return self.figures if worse else None
+            is_worse = rise > WORSE * max(self.raw.skewness, 0.0)
+            return self.figures if is_worse else None
         gain = self.change.change.value
-        lowest = gain - 2 * self.change.error
-        if gain < -2 * self.change.error:
+        margin = 2 * self.change.error
+        if gain < -margin:
             return self.figures
-        if self.share >= 1 or lowest >= -TOLERATED:
+        # Only a smaller bank must also rule out a fall.
+        if self.share >= 1 or gain - margin >= -TOLERATED:
             return None
         return (
             f"{self.figures}, and so few queries do not rule out a fall of "
-            f"{-100 * lowest:.1f} points"
+            f"{100 * (margin - gain):.1f} points"
         )
 
     @property
     def figures(self) -> str:
-        """The change of R@1 from old to new; without known answers, of hubness."""
+        """The change from old to new: of R@1, or of hubness without known answers."""
         if self.change is not None:
             before = 100 * self.change.before
             change = f"from {before:.1f} to {100 * self.change.after:.1f}"

@@ -54,16 +54,18 @@ def offsets_of_all(
     """Return the offsets of all vectors in a batch, float32 [b].
 
     A model cannot judge a vector that is not finite. Under cosine, it cannot judge a
-    vector of length 0, either, nor one whose length is not 1 if the store does not
-    normalise. Such a vector gets the smallest offset of the gallery, since the neutral
-    offset 0 would rank it above most others. Only a vector of length 0, which is near
-    to no query, gets the neutral offset.
+    vector of length 0, either. If the store does not normalise vectors, it cannot judge
+    a vector whose length is not 1.
+
+    Such a vector gets the smallest offset of the gallery, since the neutral offset 0
+    would rank it above most others. Only a vector of length 0 gets the neutral offset
+    under cosine: it is near to no query.
 
     Args:
         model: The model.
         batch: The targets.
         invalid_vectors: Counts and names the vectors that the model cannot judge.
-        unit: True if the store does not normalise.
+        unit: True if the store does not normalise vectors itself.
         compute: Device, memory and progress.
         fitted: The offsets of these vectors, if the fit has computed them.
     """
@@ -89,9 +91,9 @@ def offsets_of_all(
 ROUNDING = 1e-6
 """The share of the largest offset up to which two offsets count as equal.
 
-Float32 loses up to some ten roundings on the way through a store and back. Offsets, and
-with them the losses, grow with the square of the vectors under Euclidean distance and
-dot product."""
+A float32 offset is rounded up to some ten times on the way through a store and back.
+The tolerance is relative because offsets, and with them the errors, grow with the
+square of the vectors under Euclidean distance and dot product."""
 
 
 @dataclass
@@ -113,17 +115,23 @@ class Counts:
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
 
     def note(self, batch: Batch, missing: np.ndarray, stale: np.ndarray) -> None:
-        """Count the targets of a batch, and those with a wrong offset, bool [b]."""
+        """Count the targets of a batch, and those with a wrong offset.
+
+        Args:
+            batch: The targets.
+            missing, stale: True for each target without an offset, and for each target
+                whose offset differs from the model's, bool [b].
+        """
         self.scanned += len(batch.ids)
         self.missing += int(missing.sum())
         self.stale += int(stale.sum())
         self.foreign += batch.foreign
-        for ids, which in ((self.missing_ids, missing), (self.stale_ids, stale)):
-            rows = np.flatnonzero(which)[: NAMED - len(ids)].tolist()
+        for ids, is_wrong in ((self.missing_ids, missing), (self.stale_ids, stale)):
+            rows = np.flatnonzero(is_wrong)[: NAMED - len(ids)].tolist()
             ids += [batch.ids[row] for row in rows]
 
     def add(self, other: Counts) -> None:
-        """Add the numbers of another part of the store."""
+        """Add the numbers of another part of the store; its ids are not needed."""
         self.scanned += other.scanned
         self.missing += other.missing
         self.stale += other.stale
@@ -163,7 +171,7 @@ def compare(
         compute: Device, memory and progress.
         label: The name of this step in progress reports.
         gallery: The gallery on which the model was just fitted, in the order of
-            `batches`; its offsets are not computed again.
+            `batches`; the offsets of its targets are not computed again.
 
     Yields:
         The batch, the model's offsets for it, float32 [b], and True for each stored
@@ -173,7 +181,8 @@ def compare(
     for batch in batches:
         rows = slice(counts.scanned, counts.scanned + len(batch.ids))
         fitted = None
-        # Another program may have changed the targets since the fit.
+        # The offsets of the fit hold only for the vectors of the fit, and another
+        # program may have changed these.
         if (
             gallery is not None
             and model.fitted is not None
@@ -189,7 +198,7 @@ def compare(
             fitted=fitted,
         )
         missing = np.isnan(batch.offsets)
-        difference = np.abs(batch.offsets - offsets)
+        difference = np.abs(batch.offsets - offsets)  # NaN, thus not stale, if missing
         stale = difference > find_tolerance(store, model, batch, offsets)
         counts.note(batch, missing, stale)
         yield batch, offsets, missing | stale
@@ -199,7 +208,7 @@ def compare(
 def find_tolerance(
     store: Store, model: OffsetModel, batch: Batch, offsets: np.ndarray
 ) -> np.ndarray:
-    """Return the error that storing each of the `offsets` [b] may cause: [b]."""
+    """Return the largest error that a store may cause in each of the `offsets`: [b]."""
     largest = 0.0
     if model.gallery is not None:
         largest = max(abs(model.gallery.smallest), abs(model.gallery.largest))
@@ -212,7 +221,10 @@ def find_tolerance(
 def rewrite_differing(
     writing: Writing, compared: Iterable[tuple[Batch, np.ndarray, np.ndarray]]
 ) -> None:
-    """Write the offsets that differ from the stored ones, according to `compare`."""
+    """Write the offsets that differ from the stored offsets, according to `compare`.
+
+    A store that encodes all offsets anew takes every batch, even if nothing differs.
+    """
     for batch, offsets, differs in compared:
         if writing.takes_all or differs.all():
             writing.write(batch, offsets)
@@ -227,7 +239,7 @@ class SpooledGallery:
     so that offsets can be written without another scan.
 
     vectors: The vectors [n, d].
-    rows: The rows of the ids in `clicked`.
+    rows: The row of each clicked id, see `places`.
     """
 
     def __init__(
@@ -238,8 +250,9 @@ class SpooledGallery:
     ):
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
-        self._lists = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
-        weakref.finalize(self, self._lists.close)
+        # The place and ids of each batch, in order. The file closes with this object.
+        self._batches = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._batches.close)
         total = store.count()
         batches = self._read(store, compute, total)
         self.vectors = to_tempfile(batches, store.url, total)
@@ -250,8 +263,8 @@ class SpooledGallery:
         for batch in store.scan():
             if store.shared:
                 try:
-                    pickle.dump((batch.place, batch.ids), self._lists)
-                    self._lists.flush()
+                    pickle.dump((batch.place, batch.ids), self._batches)
+                    self._batches.flush()
                 except OSError as error:
                     raise cannot_keep(store.url, error, 4 * store.dim * total) from None
             if self._clicked:
@@ -261,11 +274,14 @@ class SpooledGallery:
             compute.report("reading the gallery", min(done, total), total)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches in the order of the scan, without offsets."""
-        self._lists.seek(0)
+        """Yield the batches in the order of the scan, with all offsets missing.
+
+        This needs a store that other programs share.
+        """
+        self._batches.seek(0)
         first = 0
         while first < self.vectors.rows:
-            place, ids = pickle.load(self._lists)
+            place, ids = pickle.load(self._batches)
             vectors = self.vectors.take(slice(first, first + len(ids)))
             offsets = np.full(len(ids), np.nan, np.float32)
             yield Batch(ids, vectors, offsets, place=place)
@@ -312,9 +328,9 @@ class _WriteShard:
 logger = logging.getLogger(__name__)
 
 CLOSING_PASSES = 3
-"""The most passes over a shared store before the activation. Each pass finds the
-targets that came during the one before, so more than one pass is needed only if other
-programs write as fast as it reads."""
+"""The most passes over a shared store between the writing and the activation. Each pass
+finds the targets that were added during the pass before, so several passes are needed
+only if other programs write as fast as a pass reads."""
 
 
 def refresh(
@@ -361,9 +377,8 @@ def remove(
         correction = store.correction()
         written = correction is not None and not dry_run
         removed = Removed(store.url, written, correction)
-    except (
-        HubpluginError
-    ):  # a removal needs no model, so it also works on a damaged one
+    except HubpluginError:
+        # A removal needs no model, so a damaged model is removed, too.
         if dry_run:
             raise
         removed = Removed(store.url, True)
@@ -455,6 +470,8 @@ def write_gallery(
             return gallery.write(writing.share(), compute, label)
         counts = Counts()
         vectors = None if gallery is None else gallery.vectors
+        # The spooled batches serve a shared store that has no offset of this model yet:
+        # the closing passes then find what other programs have changed.
         if gallery is None or closing or not (store.shared and is_new):
             batches = writing.scan()
         else:
@@ -463,26 +480,26 @@ def write_gallery(
         rewrite_differing(writing, compared)
         return counts
 
-    half = (
+    while_writing = (
         f"{store.url}: offsets were being written; searches are as before, and the same "
         "command continues"
     )
-    whole = (
+    while_activating = (
         f"{store.url}: searches use either the old or the new correction, complete; the "
         "same command finishes"
     )
-    with telling(half), store.begin(model, compute.progress) as writing:
+    with telling(while_writing), store.begin(model, compute.progress) as writing:
         writing.forced = force
         is_new = writing.found == "nothing"
         first = write_all(closing=False)
         if store.shared and writing.found != "active":
             for _ in range(CLOSING_PASSES):
-                later = write_all(closing=True)
-                if not later.missing + later.stale:
+                found = write_all(closing=True)
+                if not found.missing + found.stale:
                     break
         writing.wrong = first.missing + first.stale
         logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
-        with telling(whole):
+        with telling(while_activating):
             writing.activate()
     logger.info("%s: active is %s", store.url, model)
     with telling(f"{store.url}: the correction is active"):
@@ -501,8 +518,7 @@ def preview(
 def count_wrong(store: Store, model: OffsetModel, compute: Compute) -> Counts:
     """Count the offsets in `store` that differ from those of `model`."""
     counts = Counts()
-    label = "comparing offsets"
-    for _ in compare(store, model, store.scan(), counts, compute, label):
+    for _ in compare(store, model, store.scan(), counts, compute, "comparing offsets"):
         pass
     return counts
 

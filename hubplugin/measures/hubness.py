@@ -45,9 +45,9 @@ def skewness(occurrence: np.ndarray) -> float:
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     """Return the skewness expected if each query finds `k` of the `targets` at random.
 
-    N is then binomial, with the skewness (1 - 2p) / sqrt(q p (1 - p)) for p = k / n. A
-    correction can get below this value only by luck. It is large for few queries, and 0
-    if every query finds all targets.
+    N is then binomial, with the skewness (1 - 2p) / sqrt(q p (1 - p)) for p = k / n.
+    This value is large for few queries, and 0 if every query finds all targets. A
+    correction can get below it only by luck.
     """
     p = min(k, targets) / targets
     variance = queries * p * (1 - p)
@@ -76,14 +76,18 @@ class Hubness:
     @classmethod
     def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
         """Return the statistics of `occurrence` [n]."""
-        largest = int(occurrence.max())
-        return cls(k, skewness(occurrence), largest, anti_hub_share(occurrence))
+        return cls(
+            k,
+            skewness(occurrence),
+            int(occurrence.max()),
+            anti_hub_share(occurrence),
+        )
 
 
 def count_targets(occurrence: np.ndarray) -> dict[int, int]:
     """Return the number of targets for each N in `occurrence` [n]."""
-    values, times = np.unique(occurrence, return_counts=True)
-    return dict(zip(values.tolist(), times.tolist(), strict=True))
+    values, counts = np.unique(occurrence, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def hubs(occurrence: np.ndarray, count: int) -> np.ndarray:
@@ -101,17 +105,17 @@ def pick_evenly(rows: np.ndarray, count: int) -> np.ndarray:
     return picked
 
 
-MOST = 0.01
+MOST_FOUND = 0.01
 """The share of the targets that messages call "the most found"."""
 
 
 def most_found(targets: int) -> int:
     """Return how many of `targets` count as "the most found": at least one."""
-    return max(1, round(MOST * targets))
+    return max(1, round(MOST_FOUND * targets))
 
 
 def share_of_most_found(occurrence: np.ndarray) -> float:
-    """Return the share of all places that the most found targets take, 0 to 1."""
+    """Return the share of all results that are among the most found targets, 0 to 1."""
     total = occurrence.sum()
     if not total:
         return 0.0
@@ -125,9 +129,10 @@ def share_of_most_found_by_chance(queries: int, k: int, targets: int) -> float:
     p = min(k, targets) / targets
     occurrences = np.arange(queries, -1, -1)  # the largest N comes first
     chances = binomial(queries, p)[occurrences]
-    # The largest N count until their targets make up the share of the most found.
-    counted = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
-    return float(counted @ occurrences) / (queries * p)
+    # The share of targets that are among the most found and have each N: all targets
+    # with the largest N, and so on, until `share` is full.
+    shares = np.diff(np.minimum(chances.cumsum(), share), prepend=0.0)
+    return float(shares @ occurrences) / (queries * p)
 
 
 def never_found_by_chance(queries: int, k: int, targets: int) -> float:
@@ -138,11 +143,12 @@ def never_found_by_chance(queries: int, k: int, targets: int) -> float:
 def largest_by_chance(queries: int, k: int, targets: int) -> int:
     """Return the largest N to expect if queries find `k` random targets.
 
-    One in twenty such galleries exceeds it.
+    Fewer than one in twenty such galleries have a larger N.
     """
     chances = binomial(queries, min(k, targets) / targets)
-    as_large = chances[::-1].cumsum()[::-1]
-    return int(np.flatnonzero(targets * as_large >= 0.05)[-1])
+    # The chance that a target is found at least N times, by N.
+    at_least = chances[::-1].cumsum()[::-1]
+    return int(np.flatnonzero(targets * at_least >= 0.05)[-1])
 
 
 def binomial(draws: int, p: float) -> np.ndarray:

@@ -49,7 +49,7 @@ class Truth:
 class Ranks:
     """Expected ranks [p] of the true targets, and their grades [p].
 
-    Both ascend with the rank within each query.
+    Within each query, both are in ascending order of rank.
     """
 
     truth: Truth
@@ -80,9 +80,11 @@ def rank_pairs(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Ranks:
     greater = greater[order]
     equal = equal[order]
     queries = truth.query_rows
-    first = np.flatnonzero(np.diff(queries, prepend=-1) | np.diff(greater, prepend=-1))
-    sizes = np.diff(np.append(first, len(queries)))
-    number = np.arange(len(queries)) - np.repeat(first, sizes) + 1
+    # The true targets of a query with equal `greater` are tied: here such groups start.
+    starts = np.flatnonzero(np.diff(queries, prepend=-1) | np.diff(greater, prepend=-1))
+    sizes = np.diff(np.append(starts, len(queries)))
+    number = np.arange(len(queries)) - np.repeat(starts, sizes) + 1
+    # N = equal + 1, since `equal` counts the other targets.
     values = greater + number * (equal + 2) / (np.repeat(sizes, sizes) + 1)
     return Ranks(truth, values, truth.grades[order])
 
@@ -95,6 +97,7 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
     trec_eval.
     """
     truth = ranks.truth
+    # In the best order, the target of the highest grade has rank 1, and so on.
     by_grade = np.lexsort((-truth.grades, truth.query_rows))
     gain = _discounted(ranks.grades, ranks.values, k, truth)
     best_gain = _discounted(truth.grades[by_grade], truth.numbers, k, truth)
@@ -105,7 +108,7 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
 def _discounted(
     grades: np.ndarray, ranks: np.ndarray, k: int, truth: Truth
 ) -> np.ndarray:
-    """Return the discounted gain of the first `k` targets of each judged query [j]."""
+    """Return the sum of grade / log2(1 + rank) up to rank `k`, for each query [j]."""
     gains = np.where(ranks <= k, grades / np.log2(1 + ranks), 0.0)
     total: np.ndarray = np.add.reduceat(gains, truth.starts)
     return total

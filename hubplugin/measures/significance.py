@@ -24,8 +24,11 @@ REJECTED = TAILS[0]
 PRECISION = 1e-6
 """The precision of the ends of a change's interval."""
 
-DRAWN = 1 << 22
-"""The number of values to draw at a time: 32 MiB."""
+HALF = 0.5
+"""The probability that a query is in a random half of the queries."""
+
+BATCH_VALUES = 1 << 22
+"""The most values in a batch of resamples: 32 MiB."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Side:
     """R@1 of the same queries before and after, 0 to 1.
 
     error: The standard error of the change.
-    queries, what: The number of queries, and their name in messages.
+    queries: The number of queries.
+    what: The name of the queries in messages.
     change: The change with its interval.
     won, lost: The number of queries with a right answer at rank 1 only after, or only
         before.
@@ -72,19 +76,22 @@ class Side:
         The test gives the change of each query a random sign (Fisher 1935). For answers
         that are right or wrong, this is McNemar's exact test. The interval holds every
         change d that the same test does not reject. Its lower end is therefore the
-        smallest d with a chance of at least 2.5 % that queries drawn with probability
-        1/2 change by d or less on average (Hartigan 1969). The interval is exact for
-        right and wrong answers. For shares between 0 and 1, each gain counts as the
-        mean gain, and each loss as the mean loss.
+        smallest d with a chance of at least 2.5 % that a random half of the queries
+        changes by d or less on average (Hartigan 1969). Each query is in the half with
+        probability 1/2. The interval is exact for right and wrong answers. For shares
+        between 0 and 1, each gain counts as the mean gain, and each loss as the mean
+        loss.
         """
         change = np.asarray(corrected, np.float64) - raw
         won = int((change > 0).sum())
         lost = int((change < 0).sum())
-        at_most = binomial(won + lost, 0.5).cumsum()
-        no_gain = float(at_most[lost])
-        no_loss = float(at_most[won])
-        low = _lower_end(change, no_gain < REJECTED)
-        high = -_lower_end(-change, no_loss < REJECTED)
+        # The chance of i or fewer positive signs, by i. A gain has few losses, and a
+        # loss few gains.
+        at_most = binomial(won + lost, HALF).cumsum()
+        p_of_gain = float(at_most[lost])
+        p_of_loss = float(at_most[won])
+        low = _lower_end(change, p_of_gain < REJECTED)
+        high = -_lower_end(-change, p_of_loss < REJECTED)
         error = math.nan
         if len(change) > 1:
             error = float(change.std(ddof=1) / math.sqrt(len(change)))
@@ -97,7 +104,7 @@ class Side:
             Figure(float(change.mean()), low, high),
             won,
             lost,
-            min(1.0, 2 * min(no_gain, no_loss)),
+            min(1.0, 2 * min(p_of_gain, p_of_loss)),
         )
 
     def __str__(self) -> str:
@@ -127,64 +134,76 @@ def interval(
     if count < 2 or not np.ptp(values):
         return Figure(value, value, value)
     rng = np.random.default_rng(seed)
-    drawn = list[np.ndarray]()
-    batch = max(1, DRAWN // count)
+    resampled = list[np.ndarray]()
+    batch = max(1, BATCH_VALUES // count)
     for start in range(0, RESAMPLES, batch):
         rows = rng.integers(0, count, (min(batch, RESAMPLES - start), count))
-        drawn.append(statistic(values[rows], axis=1))
-    low, high = np.quantile(np.concatenate(drawn), TAILS)
+        resampled.append(statistic(values[rows], axis=1))
+    low, high = np.quantile(np.concatenate(resampled), TAILS)
     return Figure(value, float(low), float(high))
 
 
-def _lower_end(change: np.ndarray, is_gain: bool) -> float:
+def _lower_end(change: np.ndarray, rejects_zero: bool) -> float:
     """Return the lower end of the interval of `Side.of`.
+
+    It is the smallest d with a chance of at least `REJECTED` that a random half of the
+    queries changes by d or less on average. Each query is in the half with probability
+    1/2, and an empty half counts as d or less. Each gain counts as the mean gain, and
+    each loss as the mean loss.
 
     Args:
         change: The change of each query [j].
-        is_gain: True if the test rejects 0, so that 0 is below the lower end.
+        rejects_zero: True if the test rejects d = 0, so that 0 is below the lower end.
     """
-    won = change[change > 0]
-    lost = change[change < 0]
-    unchanged = len(change) - len(won) - len(lost)
-    # The chance that fewer than i of the unchanged queries are drawn, by i.
-    fewer = np.append(0.0, binomial(unchanged, 0.5).cumsum())
-    won_drawn, won_chances = _likely_counts(len(won))
-    lost_drawn, lost_chances = _likely_counts(len(lost))
-    chances = np.outer(won_chances, lost_chances)
-    mean_won = won.sum() / max(len(won), 1)
-    mean_lost = lost.sum() / max(len(lost), 1)
+    gains = change[change > 0]
+    losses = change[change < 0]
+    unchanged = len(change) - len(gains) - len(losses)
+    # The chance that the half has fewer than i of the unchanged queries, by i.
+    fewer = np.append(0.0, binomial(unchanged, HALF).cumsum())
+    gain_counts, gain_chances = _likely_counts(len(gains))
+    loss_counts, loss_chances = _likely_counts(len(losses))
+    chances = np.outer(gain_chances, loss_chances)
+    mean_gain = gains.sum() / max(len(gains), 1)
+    mean_loss = losses.sum() / max(len(losses), 1)
+
+    def chance_of_fewer(counts: np.ndarray) -> np.ndarray:
+        """Return the chance that the half has fewer than `counts` unchanged queries."""
+        return fewer.take(counts.astype(int), mode="clip")
 
     def chance_of(d: float) -> float:
-        """Return the chance that the drawn queries change by `d` or less on average."""
-        won_above = won_drawn * (mean_won - d)
-        lost_above = lost_drawn * (mean_lost - d)
-        # This number of unchanged queries brings the mean to d.
-        needed = np.add.outer(won_above, lost_above) / d
-        # A positive d needs that many or more, and a negative d that many or fewer.
-        limit = np.ceil(needed) if d > 0 else np.floor(needed) + 1
-        chance = fewer[np.clip(limit, 0, unchanged + 1).astype(int)]
+        """Return the chance that the half changes by `d` or less on average."""
+        # If the half has G gains, L losses and U unchanged queries, its mean is d or
+        # less exactly if G (mean_gain - d) + L (mean_loss - d) <= d U. Division by d
+        # bounds U from below if d > 0, and from above if d < 0.
+        from_gains = gain_counts * (mean_gain - d)
+        bound = np.add.outer(from_gains, loss_counts * (mean_loss - d)) / d
         if d > 0:
-            chance = 1 - chance
+            chance = 1 - chance_of_fewer(np.ceil(bound))
+        else:
+            chance = chance_of_fewer(np.floor(bound) + 1)
         return float((chances * chance).sum())
 
-    low = 0.0 if is_gain else -1.0
+    low = 0.0 if rejects_zero else -1.0
     high = low + 1.0
     while high - low > PRECISION:
-        middle = (low + high) / 2
+        middle = (low + high) / 2  # never 0
         if chance_of(middle) < REJECTED:
             low = middle
         else:
             high = middle
+    # The precision must not put the end beyond the change itself.
     return min(high, float(change.mean()))
 
 
 def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many of `count` queries may be drawn, and the chance of each number.
+    """Return how many of `count` queries a random half may have, with the chances.
 
-    Each query is drawn with probability 1/2. Numbers with a negligible chance are left
-    out.
+    Numbers with a negligible chance are left out.
+
+    Returns:
+        The numbers of queries, and the chance of each number.
     """
-    chances = binomial(count, 0.5)
+    chances = binomial(count, HALF)
     likely = np.flatnonzero(chances > 1e-10)
     return likely, chances[likely]
 
@@ -192,9 +211,10 @@ def _likely_counts(count: int) -> tuple[np.ndarray, np.ndarray]:
 def adjust(p: Sequence[float]) -> list[float]:
     """Adjust the p-values of several tests for their number.
 
-    Of the tests below a level, at most that share are false on average (Benjamini &
-    Hochberg 1995).
+    If all tests with an adjusted p below a level count as significant, the share of
+    false ones among them is at most this level on average (Benjamini & Hochberg 1995).
     """
+    # The largest p comes first, and no later p may be adjusted to a larger value.
     order = np.argsort(p)[::-1]
     scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
