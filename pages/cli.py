@@ -7,7 +7,7 @@ from typing import Any
 from typer.main import get_command
 
 from hubplugin.cli import app
-from hubplugin.cli.application import SHARED, STORE
+from hubplugin.cli.application import SHARED_OPTIONS, STORE
 
 START = """# Command line
 
@@ -30,7 +30,7 @@ def reference() -> str:
     takers: dict[str, list[str]] = {}
     for name, command in commands.items():
         for option in command.params:
-            if option.name not in (*SHARED, "store"):
+            if option.name not in (*SHARED_OPTIONS, "store"):
                 takers.setdefault(_row(option), []).append(name)
     lines = [
         START,
@@ -54,7 +54,7 @@ def reference() -> str:
     lines += [
         f"| every command {_row(each)}"
         for each in commands["apply"].params
-        if each.name in SHARED
+        if each.name in SHARED_OPTIONS
     ]
     return "\n".join([*lines, ""])
 
