@@ -12,7 +12,7 @@ from hubplugin.compute import Compute
 from hubplugin.compute.device import Library
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, Teachers, learn_query_map, read_learn
+from hubplugin.learning import NOTHING_TAUGHT, Teachers, learn_query_map, read_learn
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -78,7 +78,7 @@ def fit(
         prepared = teachers.bank
         model = learn_query_map(configuration, teachers).model
         if model.query_map is None:
-            warnings.warn(NOTHING, stacklevel=2)
+            warnings.warn(NOTHING_TAUGHT, stacklevel=2)
     else:
         prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
         if executor is not None:

@@ -108,7 +108,7 @@ def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, 
     assert query_map.pairs == PAIRS
     assert f"query map of {PAIRS} pairs" in repr(model)
     assert replace(model, query_map=None).fingerprint != model.fingerprint
-    step = step_of(banks_of(targets, log).how, queries, answers, targets)
+    step = step_of(banks_of(targets, log).map_fit, queries, answers, targets)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     # By cosine queries come to unit length before the map.
     searched = 3 * queries if metric == "cosine" else queries
@@ -422,7 +422,7 @@ def test_titles_teach_the_map_of_a_log_without_answers(
     model = hubplugin.fit(targets, log, learn=titles)
     query_map = model.query_map
     assert query_map.pairs == 200
-    how = banks_of(targets, Bank(log), titles).how
+    how = banks_of(targets, Bank(log), titles).map_fit
     step = step_of(how, queries[:200], answers[:200], targets, bank=log)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     assert_near(model.terms[0].bank, log, 1e-6)
@@ -450,7 +450,7 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(
     targets, queries, answers, titles, has_answers
 ):
     given = (queries[200:], answers[200:] if has_answers else None)
-    how = banks_of(targets, Bank(*given), titles).how
+    how = banks_of(targets, Bank(*given), titles).map_fit
     trial = judge_by(prepared(targets, *given), how.offsets, learned=how)
     assert trial.queries == 200
     assert (trial.right and trial.right.queries) == (200 if has_answers else None)
