@@ -57,8 +57,8 @@ another query; 0.5 is chance. Other banks are refused."""
 
 USUAL_NEARER = 0.93
 """The share of queries nearer to their answer, as in `LEAST_NEARER`, with right clicks:
-0.93 to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds 10 %.
-With 30 % of the clicks wrong, it is 0.76 to 0.86."""
+0.93 to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds
+10 %. With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 
 STEPS = {
     "asked": (0.0, 0.5, 1.0, 2.0),
@@ -313,8 +313,8 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
         raise CorrectionRefused(
             f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
             f"these are nearer to their own than to another's ({LEAST_NEARER:.0%} is "
-            "needed, 50% is chance); nothing was changed: pass answers from this gallery, and "
-            "queries embedded with the gallery's model"
+            "needed, 50% is chance); nothing was changed: pass answers from this "
+            "gallery, and queries embedded with the gallery's model"
         )
     return rows
 
@@ -390,7 +390,7 @@ def require_able_to_choose(teachers: Teachers) -> None:
 
 
 def share_found(pairs: PreparedBank) -> float:
-    """Return the share of pairs, in a sample, whose target the raw search finds first."""
+    """Return the share of a sample of `pairs` whose target the raw search finds first."""
     rows = np.random.default_rng(0).permutation(len(pairs.query_bank))[:SEARCHED_PAIRS]
     queries, answer, targets = pairs_of(pairs, rows)
     top = TopK(1)
@@ -464,8 +464,8 @@ class LearnedMap:
         if self.nearer < USUAL_NEARER - 2 * error:
             notes.append(
                 f"{1 - self.nearer:.0%} of the queries are nearer to another query's "
-                f"answer (with right clicks, mostly {1 - USUAL_NEARER:.0%} at most). If people "
-                "clicked on wrong results, held-out clicks are wrong, too, and these "
+                f"answer (with right clicks, mostly {1 - USUAL_NEARER:.0%} at most). If "
+                "people clicked on wrong results, held-out clicks are wrong, too, and these "
                 "figures are too low: pass the clicks as pairs, with a bank of 50 "
                 "answers that somebody has checked (docs/learning.md)"
             )
@@ -653,7 +653,7 @@ class MapFit:
         if not self.has_map:
             return None
         eye = np.eye(len(w), dtype=np.float32)
-        # `whiten` multiplies by Z' from the right, and Z = Z': the result is (I + s W) Z.
+        # `whiten` multiplies by Z' from the right, and Z = Z', so this is (I + s W) Z.
         step = self.whiten(eye + np.float32(self.strength) * w) - eye
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
