@@ -47,14 +47,15 @@ MARK = "hubplugin"
 In the manifest's place, its value is the manifest.
 """
 
-REQUEST = 20_000
+PER_REQUEST = 20_000
 """The maximum number of candidates per request: SQLite accepts at most 32,766 ids."""
 
 
 class CandidateVersion(Version):
     """The version of a correction.
 
-    gallery: Identifies the gallery, even if an earlier one had the same name.
+    gallery: The identifier of the gallery. A gallery that is deleted and created anew
+        under the same name has another one.
     oversampling: The number of candidates per result.
     """
 
@@ -102,8 +103,8 @@ class Snapshot:
         entries = [self.offsets.get(key, (math.nan, 0)) for key in ids]
         offsets = np.array([offset for offset, _ in entries], np.float32)
         if vectors is not None:
-            sums = [checksum for _, checksum in entries]
-            has_changed = np.not_equal(sums, checksums(vectors))
+            stored = [checksum for _, checksum in entries]
+            has_changed = np.not_equal(stored, checksums(vectors))
             offsets[has_changed & ~np.isnan(offsets)] = np.inf
         return offsets
 
@@ -254,12 +255,13 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         manifest = Manifest[CandidateVersion].read(text, place, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
         if any(version.gallery != self.gallery for version in versions):
+            # They belong to a deleted gallery of the same name.
             return manifest.withdraw()
         return manifest
 
     def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
         self.make_place(self.name, manifest.model_dump_json())
-        self._look_again = -math.inf
+        self._look_again = -math.inf  # the next search reads it
 
     def delete_manifest(self) -> None:
         self.drop(self.name)
@@ -311,7 +313,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return [f"a search for {FIRST} results reranks {count} candidates"]
 
     def look(self, *, anew: bool = False) -> Snapshot:
-        """Return the snapshot, read at most `every` seconds ago, or now if `anew`."""
+        """Return the snapshot. It is at most `every` seconds old, and new if `anew`."""
         if anew or time.monotonic() >= self._look_again:
             self._snapshot = self._read_snapshot()
             self._look_again = time.monotonic() + self.every
@@ -330,14 +332,17 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             return self._read_snapshot()  # another correction has replaced it
 
     def remember(self, version: CandidateVersion) -> Snapshot:
-        """Return the offsets of `version`. Only new texts of its log are read."""
+        """Return a snapshot with the offsets of `version`; the caller adds the model.
+
+        If the last snapshot is of the same version, only new texts of its log are read.
+        """
         snapshot = Snapshot(version)
-        known = self._snapshot
-        if known.version is not None and known.version.word == version.word:
-            snapshot = replace(known, version=version)
+        last = self._snapshot
+        if last.version is not None and last.version.word == version.word:
+            snapshot = replace(last, version=version)
         texts = self.read_log(self.name_of(version), snapshot.seen)
         if texts:
-            # A copy: searches in other threads use the snapshot that is known.
+            # Copy the offsets: searches in other threads still use the last snapshot.
             snapshot = replace(snapshot, offsets=dict(snapshot.offsets))
         for text in texts:
             for key, offset, checksum in json.loads(text):
@@ -391,33 +396,35 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     ) -> Iterator[Candidates]:
         """Yield `count` candidates for each of `queries` [m, d].
 
-        They have corrected distances, but keep the order of `fetch`.
+        The candidates have corrected distances, but are in the order of `fetch`.
         """
         mapped = queries
         lengths = np.ones(len(queries))
         if snapshot.model is not None:
             mapped = snapshot.model.queries(queries)
-            if self.metric is Metric.COSINE:  # the store divides by the lengths
+            if self.metric is Metric.COSINE:  # the store divides by these lengths
                 lengths = np.linalg.norm(mapped, axis=1)
-        step = max(1, REQUEST // count)
+        step = max(1, PER_REQUEST // count)
         for start in range(0, len(queries), step):
             part = fetch(mapped[start : start + step], count)
+            # `part` ends before `lengths[start:]` does, unless it is the last part.
             for length, found in zip(lengths[start:], part, strict=False):
                 offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
-                usable = np.where(np.isfinite(offsets), offsets, 0.0)
+                known_offsets = np.where(np.isfinite(offsets), offsets, 0.0)
                 raw = np.asarray(found["distances"])
-                # The store's similarity, 1 - raw, lacks the length of the mapped query.
-                corrected = 1 - length * (1 - raw) - usable
                 if self.metric is Metric.EUCLIDEAN:
-                    corrected = raw - 2 * usable
+                    corrected = raw - 2 * known_offsets
+                else:
+                    # The similarity 1 - raw lacks the length of the mapped query.
+                    corrected = 1 - length * (1 - raw) - known_offsets
                 yield {**found, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion) -> float:
         """Return the number of candidates that a search needs per result.
 
-        With this number, calibration queries find the share `AGREEMENT` of the
-        corrected top ten that they find among `WIDEST` candidates. In a gallery of at
-        most `SMALL` targets, all are candidates.
+        Calibration queries are reranked among `WIDEST` candidates. The returned number
+        suffices for the share `AGREEMENT` of the corrected top ten that they find
+        there. In a gallery of at most `SMALL` targets, all are candidates.
         """
         most = min(self.count(), WIDEST)
         if most <= SMALL:
@@ -425,11 +432,12 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         model = self.model(version)
         queries = choose_queries(model, self.read_targets())
         snapshot = replace(self.remember(version), model=model)
-        raw_ranks = list[int]()  # from 0, of every query's corrected top ten
+        # The places of each query's corrected top ten in the raw order, from 0.
+        raw_ranks = list[int]()
         for found in self._find(snapshot, queries, most, self.fetch):
             raw_ranks.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
-        last = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
-        return max(1.0, (float(last) + 1) / FIRST)
+        last_rank = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
+        return max(1.0, (float(last_rank) + 1) / FIRST)
 
 
 def plain_batch(
@@ -448,7 +456,7 @@ def with_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch
 
 
 class CandidateWriting(Writing):
-    """A run that writes a model's offsets to the log of `version`."""
+    """A run that writes the offsets of `version` to its log."""
 
     def __init__(self, store: CandidateStore, version: CandidateVersion, found: Found):
         self._store = store

@@ -390,7 +390,7 @@ def require_able_to_choose(teachers: Teachers) -> None:
 
 
 def share_found(pairs: PreparedBank) -> float:
-    """Return the share of a sample of `pairs` whose target the raw search finds first."""
+    """Return the share of pairs, in a sample, whose target comes first, raw."""
     rows = np.random.default_rng(0).permutation(len(pairs.query_bank))[:SEARCHED_PAIRS]
     queries, answer, targets = pairs_of(pairs, rows)
     top = TopK(1)
@@ -464,9 +464,10 @@ class LearnedMap:
         if self.nearer < USUAL_NEARER - 2 * error:
             notes.append(
                 f"{1 - self.nearer:.0%} of the queries are nearer to another query's "
-                f"answer (with right clicks, mostly {1 - USUAL_NEARER:.0%} at most). If "
-                "people clicked on wrong results, held-out clicks are wrong, too, and these "
-                "figures are too low: pass the clicks as pairs, with a bank of 50 "
+                f"answer (with right clicks, mostly {1 - USUAL_NEARER:.0%} at most). "
+                "If people clicked on wrong results, held-out clicks are wrong, too, "
+                "and these figures are too low: pass the clicks as pairs, with a bank "
+                "of 50 "
                 "answers that somebody has checked (docs/learning.md)"
             )
         return notes

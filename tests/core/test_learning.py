@@ -91,8 +91,8 @@ def test_each_map_is_that_of_its_formula(targets, queries, answers, whitens, neg
     assert_near(query_map.step, (np.eye(D) + 0.5 * w) @ z - np.eye(D), 1e-4)
 
 
-def step_of(how, queries, answers, targets, bank=None):
-    """Return the step that `how` takes by the formula, S of (I + S) q."""
+def step_of(map_fit, queries, answers, targets, bank=None):
+    """Return the step that `map_fit` takes by the formula, S of (I + S) q."""
     bank = queries if bank is None else bank
     z = np.eye(D) if map_fit.whitening is None else formulas.whitening(bank, targets)
     tau = hubplugin.fit(targets, bank @ z, metric="dot").parameters["tau"]
@@ -423,7 +423,7 @@ def test_titles_teach_the_map_of_a_log_without_answers(
     query_map = model.query_map
     assert query_map.pairs == 200
     map_fit = banks_of(targets, Bank(log), titles).map_fit
-    step = step_of(how, queries[:200], answers[:200], targets, bank=log)
+    step = step_of(map_fit, queries[:200], answers[:200], targets, bank=log)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     assert_near(model.terms[0].bank, log, 1e-6)
     searched = model.queries(log)
@@ -451,7 +451,7 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(
 ):
     given = (queries[200:], answers[200:] if has_answers else None)
     map_fit = banks_of(targets, Bank(*given), titles).map_fit
-    trial = judge_by(prepared(targets, *given), map_fit.offsets, learned=how)
+    trial = judge_by(prepared(targets, *given), map_fit.offset_method, learned=map_fit)
     assert trial.queries == 200
     assert (trial.right and trial.right.queries) == (200 if has_answers else None)
 
