@@ -68,7 +68,7 @@ With fewer, R@1 on text and code falls by up to 3 points, since these methods ke
 full strength of their offsets."""
 
 SMALLEST = 400
-"""As `SMALLEST_PAIRED`, without known answers, since only answers show that R@1 falls."""
+"""As `SMALLEST_PAIRED`, without known answers, which would show a fall of R@1."""
 
 MOVED_QUERIES = 64
 MOVED_TARGETS = 2048

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 FILE = "record.sqlite"
 MOST_WITHIN = 64  # recorders inside another one; each has a thread and a sample
-MOST_HELD = 10_000  # rows per table in memory; more are written without waiting
-LONGEST = 200  # characters in the id of a target; anything longer must be a text
+MOST_UNWRITTEN = 10_000  # rows per table in memory; more are written without waiting
+LONGEST_ID = 200  # characters in the id of a target; a longer one is probably prose
 NO_TARGET = "-1"  # in answers, -1 means that the query has none
-PATIENCE = 5.0  # seconds to wait for other writers, which need a few milliseconds
-ALL = "g"  # a bound above every id
+WAIT_SECONDS = 5.0  # for other writers, which need a few milliseconds
+NO_BOUND = "g"  # a bound above every id
 QUERIES = "queries are"  # the subject and verb of "... not recorded"
 SCHEMA = [
     # The table `queries` has every query of `dim` dimensions with an id below `bound`.
@@ -48,11 +48,12 @@ SCHEMA = [
     "seen INTEGER, first REAL, last REAL)",
     "CREATE TABLE IF NOT EXISTS queries (dim INTEGER, id TEXT, vector BLOB, "
     "time REAL, text TEXT, PRIMARY KEY (dim, id))",
+    # `id` is that of the query, and `target` that of the clicked target.
     "CREATE TABLE IF NOT EXISTS clicks (id TEXT, target TEXT, count INTEGER, "
     "time REAL, PRIMARY KEY (id, target))",
 ]
 ADD_SAMPLE = (
-    f"INSERT INTO samples VALUES (?, '{ALL}', ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    f"INSERT INTO samples VALUES (?, '{NO_BOUND}', ?, ?, ?) ON CONFLICT DO UPDATE SET "
     "seen = seen + excluded.seen, first = min(first, excluded.first), "
     "last = max(last, excluded.last)"
 )
@@ -109,6 +110,7 @@ class Recorded(Sliceable):
         dim, self.seen, self.first, self.last = sample
         self.ids, contents, texts = map(list, zip(*rows, strict=True))
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
+        # `read` turns this into an error about a damaged file.
         if [_id(vector) for vector in contents] != self.ids:
             raise ValueError("a vector does not match its id")
         super().__init__(name, vectors, vectors.shape, np.asarray)
@@ -130,6 +132,7 @@ def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
     path = Path(folder)
     for name in filter(None, names):
         quoted = quote(name, safe="")
+        # A name such as ".." must stay inside the folder.
         path /= f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
     return path
 
@@ -194,7 +197,9 @@ def _transaction(
             f"{path} is a link, or not a file; delete it: a record is only a sample"
         )
     try:
-        with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as record:
+        with closing(
+            sqlite3.connect(path, WAIT_SECONDS, isolation_level=None)
+        ) as record:
             # Overwrite deleted content, so that a forgotten query cannot be recovered.
             record.execute("PRAGMA secure_delete = ON")
             record.execute(begin)
@@ -222,7 +227,10 @@ def _vectors(queries: Any) -> np.ndarray:
 
 
 def _id(vector: bytes) -> str:
-    """Return the id of a query with these float32 bytes: 64 bits of a hash in hex."""
+    """Return the id of a query with these float32 bytes, in hexadecimal digits.
+
+    It is made of the first 8 bytes of the SHA-256, the last of these bytes first.
+    """
     return sha256(vector).digest()[7::-1].hex()
 
 
@@ -251,10 +259,10 @@ def as_target_id(target: object) -> int | str:
         text = str(target)
     elif isinstance(target, (int, np.integer)) and not isinstance(target, bool):
         text = str(int(target))
-    if not 0 < len(text) <= LONGEST or text == NO_TARGET:
+    if not 0 < len(text) <= LONGEST_ID or text == NO_TARGET:
         raise InputError(
             "expected the id of a target: an integer other than -1, or a text of 1 to "
-            f"{LONGEST} characters; got {type(target).__name__}"
+            f"{LONGEST_ID} characters; got {type(target).__name__}"
         )
     return plain_id(text)
 
@@ -342,7 +350,7 @@ class Recorder:
         self._timer: threading.Timer | None = None
         self._bounds: dict[int, str] = {}
         # Rows that are not on disk yet, by the SQL statement that inserts them.
-        self._heard = defaultdict[str, list[tuple[Any, ...]]](list)
+        self._unwritten = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """Record queries. Never raises.
@@ -368,7 +376,8 @@ class Recorder:
             for vector in vectors[has_direction]:
                 content = vector.tobytes()
                 id = _id(content)
-                if id < self._bounds.get(dim, ALL):
+                # The sample has only ids below the bound that the last write found.
+                if id < self._bounds.get(dim, NO_BOUND):
                     kept.append((dim, id, content, now, text))
             self._hold(ADD_SAMPLE, (dim, count, now, now))
             self._hold(ADD_QUERY, *kept)
@@ -376,15 +385,21 @@ class Recorder:
             self.fail(error)
 
     def _hold(self, statement: str, *rows: tuple[Any, ...]) -> None:
-        """Hold rows in memory until the next write. Write now if there are many."""
+        """Keep rows in memory until the next write. Write now if there are many.
+
+        Args:
+            statement: The SQL statement that will insert the rows.
+            *rows: The values of the statement, one row each.
+        """
         with self._adding:
-            held = self._heard[statement]
-            held += rows
+            unwritten = self._unwritten[statement]
+            unwritten += rows
             if self._timer is None:
                 self._timer = threading.Timer(self.seconds, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
-        if len(held) > MOST_HELD and not self._writing.locked():
+        # While another thread writes, the next write will take these rows.
+        if len(unwritten) > MOST_UNWRITTEN and not self._writing.locked():
             self.flush()
 
     @staticmethod
@@ -458,25 +473,25 @@ class Recorder:
     def _write(self) -> None:
         """Write the rows in memory, and reduce the sample to `size`.
 
-        `add` and `click` wait only while the rows are taken over, not for the disk.
+        `add` and `click` wait only while this method takes the rows, not for the disk.
         """
         with self._writing:
             with self._adding:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = None
-                heard = self._heard.copy()
-                self._heard.clear()
-            if not heard:
+                rows_of = self._unwritten.copy()
+                self._unwritten.clear()
+            if not rows_of:
                 return
-            has_queries = ADD_SAMPLE in heard
+            has_queries = ADD_SAMPLE in rows_of
             if not has_queries and not os.path.lexists(self.folder / FILE):
                 # A click in a misspelt collection must not create a folder for it.
                 self.fail(InputError("no query was recorded there"), "a click is")
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _transaction(self.folder) as record:
-                for statement, rows in heard.items():
+                for statement, rows in rows_of.items():
                     record.executemany(statement, rows)
                 for statement in KEEP:
                     record.execute(statement, {"size": self.size})
@@ -486,7 +501,9 @@ class Recorder:
         self._failed.discard(QUERIES)
 
     def fail(self, error: Exception, what: str = QUERIES) -> None:
-        """Log that queries or clicks are not recorded, but only once in a row.
+        """Log that queries or clicks are not recorded.
+
+        A failure of queries is logged once until a write succeeds, any other once.
 
         Args:
             error: The reason.
@@ -511,13 +528,14 @@ class Recorder:
         Raises:
             InputError: There are 64 such recorders already.
         """
-        found = self._within.get(names)
-        if found is not None:
-            return found
+        recorder = self._within.get(names)
+        if recorder is not None:
+            return recorder
         if len(self._within) >= MOST_WITHIN:
             raise InputError(
                 f"it holds {MOST_WITHIN} samples already; {'/'.join(names)} is left out"
             )
         folder = folder_within(self.folder, *names)
-        made = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
-        return self._within.setdefault(names, made)
+        recorder = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
+        # If another thread was first, its recorder counts.
+        return self._within.setdefault(names, recorder)

@@ -252,13 +252,15 @@ class Gallery(ABC):
     def _assert_hits(self, hits: Hits, scores: np.ndarray) -> None:
         """Assert that `hits` have the K largest `scores` [q, t], in sorted order."""
         ids = self.ids() + self.fresh_ids()
-        ranked = np.array([[ids.index(key) for key in line] for line in hits.ids])
+        ranked = np.array([[ids.index(key) for key in found] for found in hits.ids])
         assert ranked.shape == (len(scores), K)
+        # Any target that ties with the K-th best is right.
         kth_score = np.sort(scores, axis=1)[:, -K][:, None]
         is_right = np.take_along_axis(scores, ranked, axis=1) >= kth_score - 1e-5
         assert is_right.mean() >= self.recall
-        for line in map(list, hits.scores):
-            assert sorted(line) in (line, line[::-1])
+        # A store's scores may be similarities, which fall, or distances, which rise.
+        for row in map(list, hits.scores):
+            assert sorted(row) in (row, row[::-1])
 
     def _similarities(
         self, model: OffsetModel | None, vectors: np.ndarray
@@ -270,6 +272,7 @@ class Gallery(ABC):
             queries = queries + queries @ model.query_map.step.astype(np.float64).T
         similarities: np.ndarray = queries @ targets.T
         if self.metric is Metric.EUCLIDEAN:
+            # -|q - t|^2 / 2 = q.t - (|q|^2 + |t|^2) / 2
             lengths = (queries**2).sum(axis=1)[:, None] + (targets**2).sum(axis=1)
             similarities -= lengths / 2
         return similarities
@@ -281,13 +284,14 @@ class Gallery(ABC):
         for batch in store.scan():
             ids += batch.ids
             vectors = self.vectors()[[known.index(key) for key in batch.ids]]
-            offsets = np.full(len(vectors), np.nan)
-            near = 1e-6
-            if model is not None:
+            if model is None:
+                offsets = np.full(len(vectors), np.nan)
+                tolerance = 1e-6
+            else:
                 offsets = model.offsets(vectors)
-                near = max(store.precision, 1e-5)
-            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=near)
-            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=near)
+                tolerance = max(store.precision, 1e-5)
+            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=tolerance)
         assert sorted(ids, key=str) == sorted(known, key=str)
 
     def _assert_raw(self, store: Store) -> Store:
@@ -357,14 +361,16 @@ class StoreConformance(Gallery):
         correction = store.correction()
         assert correction is None or not correction.active
         self._assert_ranking(store, None)
-        there: list[Id] = []
+        to_write: list[Id] = []
         with store.begin(model) as writing:
             for batch in writing.scan():
-                lacks = np.flatnonzero(np.isnan(batch.offsets))
-                there += batch.take(lacks).ids
+                lacking = np.flatnonzero(np.isnan(batch.offsets))
+                to_write += batch.take(lacking).ids
+        # A store that resumes offers only the targets that the killed run had left.
+        # Any other store offers all targets again.
         if self.resumes:
-            there += written
-        assert sorted(there, key=str) == sorted(self.ids(), key=str)
+            to_write += written
+        assert sorted(to_write, key=str) == sorted(self.ids(), key=str)
         write(store, model)
         self._assert_active(store, model)
 
@@ -378,8 +384,8 @@ class StoreConformance(Gallery):
         # A write may change which near targets an approximate index finds.
         again = store.search(self.queries(), K)
         pairs = zip(hits.ids, again.ids, strict=True)
-        same = [len({*first} & {*second}) for first, second in pairs]
-        assert np.mean(same) >= self.recall * K
+        shared = [len({*first} & {*second}) for first, second in pairs]
+        assert np.mean(shared) >= self.recall * K
         write(store, model)
         self._assert_active(store, model)
 
@@ -399,7 +405,7 @@ class StoreConformance(Gallery):
         write(store, model)
         fresh = self.queries(seed=3, count=5)
         store = self.insert_plain(store, self.fresh_ids(), fresh)
-        if not mapped:
+        if not mapped:  # a mapped query need not find the target that equals it
             hits = store.search(fresh, K)
             for key, found in zip(self.fresh_ids(), hits.ids, strict=True):
                 assert key in found
@@ -516,7 +522,8 @@ class StoreConformance(Gallery):
         live = self.queries(seed=7, count=150)
         hubness = inspect(store, live).hubness
         assert hubness is not None
-        for told, raw in ((hubness.raw, True), (hubness.corrected, False)):
-            found = Counter(chain.from_iterable(store.search(live, 10, raw=raw).ids))
-            expected = skewness(np.array([found[key] for key in self.ids()]))
-            assert abs(told - expected) < (1e-6 if self.recall == 1 else 0.3)
+        tolerance = 1e-6 if self.recall == 1 else 0.3
+        for reported, raw in ((hubness.raw, True), (hubness.corrected, False)):
+            counts = Counter(chain.from_iterable(store.search(live, 10, raw=raw).ids))
+            expected = skewness(np.array([counts[key] for key in self.ids()]))
+            assert abs(reported - expected) < tolerance

@@ -69,13 +69,13 @@ def build_method(
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        problem = (
-            f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}"
-        )
         if first["type"] == "extra_forbidden":
-            takes = ", ".join(configuration.model_fields) or "none"
+            accepted = ", ".join(configuration.model_fields) or "none"
             problem = (
                 f"{field!r} is neither an argument nor a parameter of method "
-                f"{method!r}, which takes {takes}"
+                f"{method!r}, which takes {accepted}"
             )
+        else:
+            value = first["input"]
+            problem = f"method {method!r}: {field}={value!r} is refused: {first['msg']}"
         raise InputError(problem) from None
