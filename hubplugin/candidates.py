@@ -320,18 +320,21 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self._snapshot
 
     def _read_snapshot(self) -> Snapshot:
-        """Read the active version and its model; retry if it is replaced meanwhile."""
+        """Read the active version, its offsets and its model.
+
+        If another correction replaces the version meanwhile, read that one.
+        """
         version = self.active()
         if version is None:
             return Snapshot()
         try:
-            return replace(self.remember(version), model=self.model(version))
+            return replace(self.read_offsets(version), model=self.model(version))
         except HubpluginError:
             if self.active() == version:
                 raise
             return self._read_snapshot()  # another correction has replaced it
 
-    def remember(self, version: CandidateVersion) -> Snapshot:
+    def read_offsets(self, version: CandidateVersion) -> Snapshot:
         """Return a snapshot with the offsets of `version`; the caller adds the model.
 
         If the last snapshot is of the same version, only new texts of its log are read.
@@ -431,7 +434,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             return SMALL / FIRST
         model = self.model(version)
         queries = choose_queries(model, self.read_targets())
-        snapshot = replace(self.remember(version), model=model)
+        snapshot = replace(self.read_offsets(version), model=model)
         # The places of each query's corrected top ten in the raw order, from 0.
         raw_ranks = list[int]()
         for found in self._find(snapshot, queries, most, self.fetch):
@@ -465,7 +468,7 @@ class CandidateWriting(Writing):
 
     def scan(self) -> Iterator[Batch]:
         return with_offsets(
-            self._store.read_targets(), self._store.remember(self._version)
+            self._store.read_targets(), self._store.read_offsets(self._version)
         )
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

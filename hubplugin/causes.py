@@ -197,7 +197,7 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
     places = float((np.linalg.norm(found, axis=2) > limit).mean())
     documents = float((lengths > limit).mean())
     # Lengths within 1 % of each other count as equal.
-    if not float(np.ptp(lengths)) > 0.01 * limit:
+    if not np.ptp(lengths) > 0.01 * limit:
         return Finding(cause, False, "all vectors have the same length")
     says = (
         f"vectors have lengths of {lengths.min():.3g} to {lengths.max():.3g}, and the "

@@ -158,8 +158,7 @@ def _divide_file(path: str, count: int | None) -> list[Shard]:
     file = os.path.basename(path)
     if not isinstance(whole, Sliceable):
         count = 1
-    default = math.ceil(whole.rows / SHARD_ROWS)
-    parts = min(count or default, whole.rows)
+    parts = min(count or math.ceil(whole.rows / SHARD_ROWS), whole.rows)
     ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
     shards = list[Shard]()
     for start, stop in itertools.pairwise(ends):
@@ -277,8 +276,11 @@ def read_by_workers(
     sample = as_vectors(np.concatenate([part.sample for part in parts]), "targets")
     sample.left_out = sum(left_out for _, left_out in results)
     if sample.rows < count:
-        message = "the correction is fitted on a sample of %d of %d targets"
-        logger.warning(message, sample.rows, count)
+        logger.warning(
+            "the correction is fitted on a sample of %d of %d targets",
+            sample.rows,
+            count,
+        )
     return replace(bank, targets=sample, whole=whole)
 
 

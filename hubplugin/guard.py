@@ -380,8 +380,9 @@ def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if isinstance(method, Blend) or distinct >= smallest:
         return []
-    needs = f"needs {smallest} distinct queries, the bank has {distinct}"
-    return [f"{method.name!r} {needs}"]
+    return [
+        f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
+    ]
 
 
 def _notes(trial: Trial) -> list[str]:

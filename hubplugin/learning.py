@@ -513,8 +513,8 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     chosen = fits[number]
     taught = pairs_of(teachers.together, teaching[teaching < chosen.teaching_limit])
     query_map = chosen.learn(taught)
-    resolved = configuration.resolve(map_bank(bank, query_map))
-    chosen = replace(chosen, method=resolved)
+    # The bank to resolve for is the one that the offsets are fitted on.
+    chosen = replace(chosen, method=configuration.resolve(map_bank(bank, query_map)))
     asked = None
     if "asked" in sides:
         asked = forecast(sides["asked"], number, "other wordings")
@@ -597,8 +597,8 @@ class MapFit:
         `cross_validate` calls this as a `Candidate`.
         """
         pairs = pairs_of(bank, teach[teach < self.teaching_limit])
-        # All variants share the offsets of the whitened bank, although each would map
-        # the bank by its own step.
+        # For speed, all variants share the offsets of the whitened bank. The chosen fit
+        # computes those of the mapped bank.
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
         tried = list[OffsetsAndMap]()
@@ -702,7 +702,7 @@ def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
     """Return the folds of `teachers.together`, by side.
 
     `rows` are the pairs that teach. Pairs of the bank are held out, and added pairs
-    (such as titles) always teach. If only the added pairs have answers
+    (such as titles) only teach. If only the added pairs have answers
     (`teachers.unasked`), they are held out instead.
 
     - "other": pairs whose target no teaching pair has.
@@ -713,12 +713,13 @@ def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
     together = teachers.together
     answers = together.require_answers()
     bank_size = len(teachers.bank.query_bank)
-    candidates = rows
+    test_rows = rows
     if not teachers.unasked:
-        candidates = rows[rows < bank_size]
+        test_rows = rows[rows < bank_size]
     rng = np.random.default_rng(0)
-    order = rng.permutation(candidates)
+    order = rng.permutation(test_rows)
     numbers, target = np.unique(answers, return_inverse=True)
+    # All queries for a target are in its fold, so none of them teaches there.
     fold_of_target = rng.permutation(len(numbers)) % FOLDS
     by_target = fold_of_target[target]
     other = hold_out(
@@ -726,7 +727,7 @@ def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
     )
     sides = {"other": other}
 
-    added_pairs_teach = len(candidates) < len(rows)
+    added_pairs_teach = len(test_rows) < len(rows)
     if added_pairs_teach:
         # Most targets have a title that teaches, even targets with a single click.
         by_wording = np.arange(len(order)) % FOLDS
@@ -764,7 +765,8 @@ def hold_out(
         rows: The rows that teach, except in folds that hold out a row of the same key.
         order: The rows to hold out, in random order [h].
         fold_of: The fold in which each row of `order` is held out, -1 for none [h].
-        key: A number for each row of `Teachers.together`, such as that of its target.
+        key: A number for each row of `Teachers.together`, such as the fold of its
+            target.
     """
     folds = []
     for number in range(FOLDS):

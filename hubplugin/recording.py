@@ -319,8 +319,10 @@ class Recorder:
         collections: Iterable[str] | None = None,
     ):
         if isinstance(collections, str):
-            given = f"collections={collections!r}"
-            raise InputError(f"{given}: expected a list of names, as [{collections!r}]")
+            raise InputError(
+                f"collections={collections!r}: expected a list of names, as "
+                f"[{collections!r}]"
+            )
         if size < 1 or seconds <= 0:
             raise InputError(
                 "a recorder needs a size and seconds above 0; "
@@ -329,8 +331,9 @@ class Recorder:
         # Make it absolute: the program may change its working directory before it ends.
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
-            expected = "queries are recorded in a folder: name another"
-            raise InputError(f"{self.folder} is a file; {expected}")
+            raise InputError(
+                f"{self.folder} is a file; queries are recorded in a folder: name another"
+            )
         self.size = size
         self.texts = texts
         self.seconds = seconds

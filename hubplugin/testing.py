@@ -114,20 +114,22 @@ class Gallery(ABC):
     def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
         """Return queries near targets of the gallery."""
         rng = np.random.default_rng(seed)
-        near = self.vectors()[rng.integers(self.rows, size=count)]
-        scale = 0.5 * float(np.abs(near).mean())
-        return self._scale(near + scale * rng.normal(size=near.shape))
+        targets = self.vectors()[rng.integers(self.rows, size=count)]
+        scale = 0.5 * float(np.abs(targets).mean())
+        return self._scale(targets + scale * rng.normal(size=targets.shape))
 
     @pytest.fixture
     def store(self) -> Store:
         return self.create(self.ids(), self.vectors())
 
     def _scale(self, vectors: np.ndarray) -> np.ndarray:
+        """Return `vectors` [n, d] as float32, at unit length for cosine."""
         if self.metric is Metric.COSINE:
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors.astype(np.float32)
 
     def _model(self, method: str = "is") -> OffsetModel:
+        """Return a model of the gallery without a query map."""
         bank = self.queries(seed=4, count=200)
         return fit(self.vectors(), bank, method, metric=self.metric)
 
@@ -151,12 +153,12 @@ class Gallery(ABC):
 
         The queries are turned away from the targets; a query map can turn them back.
         """
-        self._models(store, mapped=True)
+        self._models(store, mapped=True)  # skips the test if the store holds no map
         rng = np.random.default_rng(8)
         vectors = self.vectors()
         turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        moved = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
-        queries = np.concatenate([vectors, moved]) @ np.linalg.inv(turn)
+        noisy = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
+        queries = np.concatenate([vectors, noisy]) @ np.linalg.inv(turn)
         return self._scale(queries), np.array(2 * self.ids())
 
     def _cut_off(
@@ -173,8 +175,8 @@ class Gallery(ABC):
             model: The model that the run writes.
 
         Returns:
-            The store as another process opens it, and the ids whose offsets were
-            written.
+            The store as another process opens it, and the ids of the targets whose
+            offsets were written.
         """
         writing = store.begin(model)
         written: list[Id] = []
@@ -188,6 +190,7 @@ class Gallery(ABC):
             if moment != "all written":
                 break
         if moment == "raised":
+            # The error leaves the `with` statement, so the writing is closed.
             with pytest.raises(KeyboardInterrupt), writing:
                 raise KeyboardInterrupt
         return self.reopen(store), written
@@ -232,9 +235,9 @@ class Gallery(ABC):
     ) -> None:
         """Assert that searches return the exact rankings, raw and by `model`.
 
-        They may differ in ties, and as far as the store's `recall` allows. `fresh` are
-        the vectors of targets added after the gallery. Their offset is 0 until a
-        refresh, so pass `refreshed` after one.
+        Results may differ from these in ties, and as far as `recall` allows. `fresh`
+        are the vectors of targets that were added to the gallery, in the order of
+        `fresh_ids`. Their offset is 0 until a refresh; `refreshed` is True after it.
         """
         vectors = self.vectors()
         if fresh is not None:
@@ -279,11 +282,11 @@ class Gallery(ABC):
 
     def _assert_stored(self, store: Store, model: OffsetModel | None) -> None:
         """Assert that a scan yields each target once, with its offset under `model`."""
-        known = self.ids()
+        gallery_ids = self.ids()
         ids: list[Id] = []
         for batch in store.scan():
             ids += batch.ids
-            vectors = self.vectors()[[known.index(key) for key in batch.ids]]
+            vectors = self.vectors()[[gallery_ids.index(key) for key in batch.ids]]
             if model is None:
                 offsets = np.full(len(vectors), np.nan)
                 tolerance = 1e-6
@@ -292,7 +295,7 @@ class Gallery(ABC):
                 tolerance = max(store.precision, 1e-5)
             np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=tolerance)
             np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=tolerance)
-        assert sorted(ids, key=str) == sorted(known, key=str)
+        assert sorted(ids, key=str) == sorted(gallery_ids, key=str)
 
     def _assert_raw(self, store: Store) -> Store:
         """Assert that the store is in the state of one that was never corrected.
@@ -337,6 +340,7 @@ class StoreConformance(Gallery):
     ) -> None:
         first, second = self._models(store, mapped)
         for active, model in ((None, first), (first, second)):
+            # Until `activate`, searches and scans must not change.
             hits = store.search(self.queries(), K)
             with store.begin(model) as writing:
                 for batch in writing.scan():
@@ -471,6 +475,7 @@ class StoreConformance(Gallery):
             rollback(store)
         write(store, second)
         for restored, active in ((first, second), (second, first)):
+            # A dry run must change nothing.
             planned = rollback(store, dry_run=True)
             assert planned.model.fingerprint == restored.fingerprint
             assert not planned.written
@@ -479,14 +484,14 @@ class StoreConformance(Gallery):
             store = self._assert_active(store, restored, previous=active)
 
     @at_each_moment
-    @pytest.mark.parametrize("of", ["the model before", "another model"])
+    @pytest.mark.parametrize("cut_off", ["the model before", "another model"])
     def test_a_rollback_is_possible_behind_a_run_that_was_cut_off(
-        self, store: Store, moment: str, of: str
+        self, store: Store, moment: str, cut_off: str
     ) -> None:
         first, second = self._models(store, mapped=False)
         write(store, first)
         write(store, second)
-        model = first if of == "the model before" else self._model("csls")
+        model = first if cut_off == "the model before" else self._model("csls")
         store, _ = self._cut_off(moment, store, model)
         store = self._assert_active(store, second, previous=first)
         rollback(store)

@@ -374,7 +374,6 @@ def cross_validate(
         sample = sample_of(bank)
     # In a tiny sample, ten targets would be a large part of it.
     count = min(OCCURRENCE, max(len(sample) // 4, 1))
-    total = len(folds) * len(candidates)
     done = 0
     by_fold = []
     for number, fold in enumerate(folds):
@@ -397,7 +396,7 @@ def cross_validate(
                     arrays += _measure_gold(scores, gold)
                 results.append(arrays)
             done += 1
-            bank.compute.report("trying candidates", done, total)
+            bank.compute.report("trying candidates", done, len(folds) * len(candidates))
         by_fold.append([np.stack(arrays) for arrays in zip(*results, strict=True)])
     # Join the queries of all folds: hits, then margins, right and ranks if known.
     joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]

@@ -97,10 +97,11 @@ class SinkhornNormalisation(Method):
             sample = min(self.sample, targets.rows)
         is_sampled = sample < targets.rows
         if is_sampled:
-            message = (
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all"
+            logger.warning(
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all",
+                sample,
+                targets.rows,
             )
-            logger.warning(message, sample, targets.rows)
             rng = np.random.default_rng(0)
             drawn = draw_sample(targets, sample, bank.metric, rng)
             fitted = as_vectors(drawn, targets.name)

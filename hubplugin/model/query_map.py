@@ -61,8 +61,9 @@ class QueryMap:
         for cached, mapped in self._last_bank:
             if cached is bank:
                 return mapped
-        self._last_bank[:] = [(bank, self(bank))]
-        return self._last_bank[0][1]
+        mapped = self(bank)
+        self._last_bank[:] = [(bank, mapped)]
+        return mapped
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
         """Return `targets` [b, d] with the map moved from the queries to the targets.
