@@ -246,13 +246,13 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return self.joint.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
-        found = self.open_place(self.name)
-        if found is None:
+        place = self.open_place(self.name)
+        if place is None:
             return Manifest[CandidateVersion]()
         mend = f"delete each {self.place} whose name begins with it, then run apply"
-        place = f"{self.url}: the {self.place} {self.name}"
-        text = self.mark(found) or ""
-        manifest = Manifest[CandidateVersion].read(text, place, mend)
+        description = f"{self.url}: the {self.place} {self.name}"
+        text = self.mark(place) or ""
+        manifest = Manifest[CandidateVersion].read(text, description, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
         if any(version.gallery != self.gallery for version in versions):
             # They belong to a deleted gallery of the same name.
@@ -296,8 +296,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if the manifest's name is taken or the folder lacks room."""
-        found = self.find_place(self.name)
-        if found is not None and self.mark(found) is None:
+        place = self.find_place(self.name)
+        if place is not None and self.mark(place) is None:
             raise StoreError(
                 f"{self.url}: the {self.place} {self.name} holds data that are not "
                 "hubplugin's; rename it, or delete it"
@@ -340,9 +340,9 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         If the last snapshot is of the same version, only new texts of its log are read.
         """
         snapshot = Snapshot(version)
-        last = self._snapshot
-        if last.version is not None and last.version.word == version.word:
-            snapshot = replace(last, version=version)
+        cached = self._snapshot
+        if cached.version is not None and cached.version.word == version.word:
+            snapshot = replace(cached, version=version)
         texts = self.read_log(self.name_of(version), snapshot.seen)
         if texts:
             # Copy the offsets: searches in other threads still use the last snapshot.
@@ -387,14 +387,17 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         version = snapshot.version
         count = k if version is None else version.candidates(k)
         ranked = list[Candidates]()
-        for found in self._find(snapshot, queries, count, fetch):
-            best = np.argsort(found["distances"], kind="stable")[:k].tolist()
+        for candidates in self._fetch_corrected(snapshot, queries, count, fetch):
+            best = np.argsort(candidates["distances"], kind="stable")[:k].tolist()
             ranked.append(
-                {name: [values[row] for row in best] for name, values in found.items()}
+                {
+                    name: [values[row] for row in best]
+                    for name, values in candidates.items()
+                }
             )
         return ranked
 
-    def _find(
+    def _fetch_corrected(
         self, snapshot: Snapshot, queries: np.ndarray, count: int, fetch: Fetch
     ) -> Iterator[Candidates]:
         """Yield `count` candidates for each of `queries` [m, d].
@@ -409,18 +412,20 @@ class CandidateStore(ManifestStore[CandidateVersion]):
                 lengths = np.linalg.norm(mapped, axis=1)
         step = max(1, PER_REQUEST // count)
         for start in range(0, len(queries), step):
-            part = fetch(mapped[start : start + step], count)
-            # `part` ends before `lengths[start:]` does, unless it is the last part.
-            for length, found in zip(lengths[start:], part, strict=False):
-                offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
+            results = fetch(mapped[start : start + step], count)
+            # `results` ends before `lengths[start:]` does, except in the last step.
+            for length, candidates in zip(lengths[start:], results, strict=False):
+                vectors = candidates.pop("vectors", None)  # no part of the results
+                offsets = snapshot.offsets_of(candidates["ids"], vectors)
                 known_offsets = np.where(np.isfinite(offsets), offsets, 0.0)
-                raw = np.asarray(found["distances"])
+                raw = np.asarray(candidates["distances"])
                 if self.metric is Metric.EUCLIDEAN:
                     corrected = raw - 2 * known_offsets
                 else:
-                    # The similarity 1 - raw lacks the length of the mapped query.
+                    # `raw` is 1 minus the similarity, without the length of the mapped
+                    # query.
                     corrected = 1 - length * (1 - raw) - known_offsets
-                yield {**found, "distances": corrected.tolist()}
+                yield {**candidates, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion) -> float:
         """Return the number of candidates that a search needs per result.
@@ -437,8 +442,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         snapshot = replace(self.read_offsets(version), model=model)
         # The places of each query's corrected top ten in the raw order, from 0.
         raw_ranks = list[int]()
-        for found in self._find(snapshot, queries, most, self.fetch):
-            raw_ranks.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
+        for candidates in self._fetch_corrected(snapshot, queries, most, self.fetch):
+            raw_ranks.extend(np.argsort(candidates["distances"], kind="stable")[:FIRST])
         last_rank = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
         return max(1.0, (float(last_rank) + 1) / FIRST)
 

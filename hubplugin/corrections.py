@@ -129,11 +129,11 @@ class Manifest(Record, Generic[V]):
             values = content if isinstance(content, Mapping) else json.loads(content)
             # Only a whole number can name another format. Below, `model_validate`
             # refuses any other damage.
-            found = values.get("format") if isinstance(values, Mapping) else FORMAT
-            if type(found) is int and found != FORMAT:
-                advice = "upgrade hubplugin" if found > FORMAT else mend
+            number = values.get("format") if isinstance(values, Mapping) else FORMAT
+            if type(number) is int and number != FORMAT:
+                advice = "upgrade hubplugin" if number > FORMAT else mend
                 raise StoreError(
-                    f"{place} has a manifest in format {found} of hubplugin "
+                    f"{place} has a manifest in format {number} of hubplugin "
                     f"{values.get('hubplugin')}; this version ({__version__}) reads "
                     f"format {FORMAT}: {advice}"
                 )
@@ -194,8 +194,8 @@ class Manifest(Record, Generic[V]):
         manifest = self
         if self.writing is not None and self.writing.number != version.number:
             manifest = self.give_up()  # another version was half-written
-        last = max(self.last_number, version.number)
-        return manifest.replace(writing=version, last_number=last)
+        last_number = max(self.last_number, version.number)
+        return manifest.replace(writing=version, last_number=last_number)
 
     def activate(self, version: V) -> Self:
         """Return the manifest with `version` active.
@@ -243,8 +243,8 @@ class Manifest(Record, Generic[V]):
     def clear(self, deleted: Sequence[V]) -> Self:
         """Return the manifest without the retired versions `deleted`."""
         numbers = {version.number for version in deleted}
-        left = tuple(v for v in self.retired if v.number not in numbers)
-        return self.replace(retired=left)
+        remaining = tuple(v for v in self.retired if v.number not in numbers)
+        return self.replace(retired=remaining)
 
 
 class ManifestStore(Store, Generic[V]):
@@ -427,9 +427,9 @@ class ManifestStore(Store, Generic[V]):
                 self.delete_offsets(retired)
                 # Read it again: another run may have begun meanwhile.
                 manifest = self.read_manifest()
-                kept = {version.word for version in manifest.previous.values()}
+                previous = {version.word for version in manifest.previous.values()}
                 for version in retired:
-                    if version.word not in kept:
+                    if version.word not in previous:
                         self.delete_model(version)
                 manifest = manifest.clear(retired)
                 self.write_manifest(manifest)

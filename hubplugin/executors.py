@@ -360,13 +360,13 @@ def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
     counted after those of the gallery.
     """
     similarities = bank.similarities
-    found = [part.nearest for part in parts]
+    places = [part.nearest for part in parts]
     if bank.target_bank is not None:
-        found.append(nearest_targets(similarities, [bank.answer_vectors]))
+        places.append(nearest_targets(similarities, [bank.answer_vectors]))
     largest = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
     # The last of the first rows, the number of gallery rows, is for the target bank.
-    for (similarity, nearest), first in zip(found, _first_rows(parts), strict=False):
+    for (similarity, nearest), first in zip(places, _first_rows(parts), strict=False):
         # Among targets that are equally near, up to rounding, the first one is kept.
         is_nearer = similarities.lower(similarity) > largest
         rows = np.where(is_nearer, nearest + first, rows)

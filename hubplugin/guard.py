@@ -513,6 +513,6 @@ def _refusal(reason: str, *remedy: str | Parameter) -> CorrectionRefused:
     )
 
 
-def _change(first: float, second: float) -> str:
+def _change(before: float, after: float) -> str:
     """Return the words of a change between two figures."""
-    return f"from {first:.2f} to {second:.2f}"
+    return f"from {before:.2f} to {after:.2f}"

@@ -330,8 +330,8 @@ def distinct_pairs(bank: PreparedBank) -> np.ndarray:
     answered = np.flatnonzero(answers >= 0)
     # Equal queries have the same number in `bank.same`.
     pairs = np.stack([bank.same[answered], answers[answered]], axis=1)
-    _, first = np.unique(pairs, axis=0, return_index=True)
-    return np.sort(answered[first])
+    _, first_rows = np.unique(pairs, axis=0, return_index=True)
+    return np.sort(answered[first_rows])
 
 
 def has_enough(bank: PreparedBank) -> bool:
@@ -367,7 +367,7 @@ def require_able_to_choose(teachers: Teachers) -> None:
     assert pairs is not None
     rng = np.random.default_rng(0)
     own_neighbours = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
-    found = share_found(pairs)
+    found_share = share_found(pairs)
     if own_neighbours >= APART:
         reason = (
             "the pairs are unlike the queries of the bank: "
@@ -375,10 +375,10 @@ def require_able_to_choose(teachers: Teachers) -> None:
             f"neighbours come from the own set ({APART:.0%} is too much), as across "
             "languages, so they may teach a wrong map"
         )
-    elif found >= FOUND:
+    elif found_share >= FOUND:
         reason = (
-            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
-            "so they cannot tell what a map gains"
+            f"the raw search finds {found_share:.0%} of the pairs ({FOUND:.0%} is too "
+            "much), so they cannot tell what a map gains"
         )
     else:
         return
@@ -396,10 +396,10 @@ def share_found(pairs: PreparedBank) -> float:
     top = TopK(1)
     quiet = pairs.compute.without_progress
     search(queries, pairs.require_targets(), pairs.metric, quiet, top)
-    own = (queries * targets[answer]).sum(axis=1)
+    own_scores = (queries * targets[answer]).sum(axis=1)
     best = top.scores[0, :, 0]
     # An answer that ties with the nearest target, up to rounding, counts as found.
-    return float((own >= best - 1e-5).mean())
+    return float((own_scores >= best - 1e-5).mean())
 
 
 NOTHING_TAUGHT = "the pairs taught nothing beyond the offsets: queries are not mapped"

@@ -110,7 +110,7 @@ class Recorded(Sliceable):
         dim, self.seen, self.first, self.last = sample
         self.ids, contents, texts = map(list, zip(*rows, strict=True))
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
-        # `read` turns this into an error about a damaged file.
+        # `_transaction` turns this into an error about the file.
         if [_id(vector) for vector in contents] != self.ids:
             raise ValueError("a vector does not match its id")
         super().__init__(name, vectors, vectors.shape, np.asarray)
@@ -187,8 +187,10 @@ def _transaction(
 ) -> Iterator[sqlite3.Connection]:
     """Open the record in `folder` for one transaction. Create the file if necessary.
 
-    There is no write-ahead log: it would need memory shared by all writers. Raises
-    StoreError, or OSError if no file can be created in `folder`.
+    `begin` is the statement that begins the transaction. By default, it locks out other
+    writers at once; "BEGIN" suffices to read. There is no write-ahead log, which would
+    need memory shared by all writers. Raises StoreError, or OSError if no file can be
+    created in `folder`.
     """
     path = folder / FILE
     is_new = not os.path.lexists(path)
@@ -209,6 +211,7 @@ def _transaction(
                 path.chmod(0o600)
             yield record
             record.execute("COMMIT")
+    # Damaged content raises ValueError or TypeError in the `with` block of the caller.
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise StoreError(
             f"{path} cannot be used ({one_line(error)}); try again, or delete it: "
@@ -332,7 +335,8 @@ class Recorder:
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
             raise InputError(
-                f"{self.folder} is a file; queries are recorded in a folder: name another"
+                f"{self.folder} is a file; queries are recorded in a folder: name "
+                "another"
             )
         self.size = size
         self.texts = texts

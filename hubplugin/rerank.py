@@ -300,8 +300,8 @@ class GloballyCorrected(Rule):
         # The rank is the number of bank queries that are nearer to the target.
         for tile in self.fitted.tiles(vectors, "ranks in the bank"):
             for row, s in zip(scores, similarities[:, tile.rows], strict=True):
-                own = library.to_device(s, tile.s.dtype)[:, None]
-                row[tile.rows] -= to_host(library.xp.sum(tile.s > own, axis=1))
+                own_score = library.to_device(s, tile.s.dtype)[:, None]
+                row[tile.rows] -= to_host(library.xp.sum(tile.s > own_score, axis=1))
         return scores
 
 

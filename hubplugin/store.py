@@ -56,9 +56,9 @@ class Batch:
     def take(self, rows: np.ndarray) -> Batch:
         """Return a batch of the targets in `rows`, for `Writing.write`."""
         ids = [self.ids[row] for row in rows.tolist()]
-        vectors = self.vectors[rows]
-        offsets = self.offsets[rows]
-        return Batch(ids, vectors, offsets, self.place, self.foreign)
+        return Batch(
+            ids, self.vectors[rows], self.offsets[rows], self.place, self.foreign
+        )
 
 
 @dataclass(frozen=True)
@@ -255,11 +255,11 @@ class Store(ABC):
 
     def require_field(self, field: str) -> None:
         """Raise StoreError if `fields` lacks a field. For stores with a schema."""
-        known = self.fields()
-        if field not in known:
+        fields = self.fields()
+        if field not in fields:
             raise StoreError(
                 f"{self.url} has no column {field!r}; its columns are "
-                f"{', '.join(known)}"
+                f"{', '.join(fields)}"
             )
 
     @abstractmethod

@@ -411,8 +411,8 @@ class StoreConformance(Gallery):
         store = self.insert_plain(store, self.fresh_ids(), fresh)
         if not mapped:  # a mapped query need not find the target that equals it
             hits = store.search(fresh, K)
-            for key, found in zip(self.fresh_ids(), hits.ids, strict=True):
-                assert key in found
+            for key, ids in zip(self.fresh_ids(), hits.ids, strict=True):
+                assert key in ids
         self._assert_counts(store, self.rows + 5, lacking=5)
         applied = refresh(store)
         assert applied.missing + applied.stale == 5
@@ -429,15 +429,15 @@ class StoreConformance(Gallery):
         store = self.insert_plain(store, self.fresh_ids(), fresh)
         self._assert_ranking(store, model, fresh)
 
-    @pytest.mark.parametrize("found", ["nothing", "half", "offsets", "query map"])
+    @pytest.mark.parametrize("state", ["nothing", "half", "offsets", "query map"])
     def test_a_removal_leaves_the_store_as_it_was(
-        self, store: Store, found: str
+        self, store: Store, state: str
     ) -> None:
-        models = self._models(store, mapped=found == "query map")
+        models = self._models(store, mapped=state == "query map")
         raw = store.search(self.queries(), K)
-        if found == "half":
+        if state == "half":
             store, _ = self._cut_off("within a batch", store, models[0])
-        elif found != "nothing":
+        elif state != "nothing":
             for model in models:
                 write(store, model)
         store.remove()

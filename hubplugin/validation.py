@@ -188,8 +188,8 @@ def fit_rows(bank: PreparedBank) -> int:
     """Return `FIT_ROWS`, or fewer if memory does not suffice.
 
     A fit of r rows has 2 r targets and at most r rows of the target bank, so it holds
-    about 5 r^2 float32 similarities. A Sinkhorn fit also holds their exponentials. The
-    limit of 32 r^2 bytes allows for 8 r^2 values.
+    about 5 r^2 float32 similarities. A Sinkhorn fit also holds exponentials, as far as
+    memory has room. The limit of 32 r^2 bytes leaves 12 r^2 for them.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
@@ -268,10 +268,12 @@ def training_bank(
     target_bank = bank.target_bank
     if target_bank is not None:
         if bank.pairs is not None:
-            kept = np.unique(bank.pairs[fitted])
+            target_rows = np.unique(bank.pairs[fitted])
         else:
-            kept = np.random.default_rng(seed).permutation(len(target_bank))[:limit]
-        target_bank = target_bank[kept]
+            target_rows = np.random.default_rng(seed).permutation(len(target_bank))[
+                :limit
+            ]
+        target_bank = target_bank[target_rows]
     return PreparedBank(
         bank.query_bank[fitted],
         bank.metric,
@@ -346,9 +348,9 @@ class Margins:
         changes = []
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
-            first = k_occurrence(self.hits[before, rows], self.targets)
-            second = k_occurrence(self.hits[after, rows], self.targets)
-            changes.append(skewness(second) - skewness(first))
+            hubness_before = k_occurrence(self.hits[before, rows], self.targets)
+            hubness_after = k_occurrence(self.hits[after, rows], self.targets)
+            changes.append(skewness(hubness_after) - skewness(hubness_before))
         return float(np.std(changes))
 
 
@@ -542,11 +544,11 @@ class Figures:
 
 
 def change_of(
-    margins: Margins, first: int, second: int, what: str = "queries"
+    margins: Margins, before: int, after: int, what: str = "queries"
 ) -> Side | None:
     """Return R@1 of two candidates, and its change; None without known answers.
 
-    `first` and `second` are numbers of candidates. `what` names the queries.
+    `before` and `after` are numbers of candidates. `what` names the queries.
     """
     right = margins.right
-    return None if right is None else Side.of(right[first], right[second], what)
+    return None if right is None else Side.of(right[before], right[after], what)

@@ -430,10 +430,10 @@ def stack_rows(column: np.ndarray, name: str) -> np.ndarray:
         ) from None
 
 
-def no_numbers(name: str, found: str) -> InputError:
+def no_numbers(name: str, description: str) -> InputError:
     """Return the error for values that are not numbers."""
     return InputError(
-        f"{name} is {found}; expected floats or integers in a matrix [rows, d]"
+        f"{name} is {description}; expected floats or integers in a matrix [rows, d]"
     )
 
 
@@ -490,8 +490,8 @@ class _Parquet(Vectors):
             )
         self._column = column
         self.name = name  # for errors of `raw_blocks`
-        first = next(self.raw_blocks(1), np.empty((0, 0)))
-        super().__init__(name, self._file.metadata.num_rows, first.shape[1])
+        first_row = next(self.raw_blocks(1), np.empty((0, 0)))
+        super().__init__(name, self._file.metadata.num_rows, first_row.shape[1])
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])

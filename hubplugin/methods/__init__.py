@@ -67,15 +67,17 @@ def build_method(
     try:
         return configuration(**parameters)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
+        first_error = error.errors()[0]
+        field = ".".join(map(str, first_error["loc"]))
+        if first_error["type"] == "extra_forbidden":
             accepted = ", ".join(configuration.model_fields) or "none"
             problem = (
                 f"{field!r} is neither an argument nor a parameter of method "
                 f"{method!r}, which takes {accepted}"
             )
         else:
-            value = first["input"]
-            problem = f"method {method!r}: {field}={value!r} is refused: {first['msg']}"
+            value = first_error["input"]
+            problem = (
+                f"method {method!r}: {field}={value!r} is refused: {first_error['msg']}"
+            )
         raise InputError(problem) from None
