@@ -153,15 +153,15 @@ def _divide_file(path: str, count: int | None) -> list[Shard]:
 
     A file that cannot be read in parts becomes one shard.
     """
-    whole = as_vectors(path, "targets")
+    vectors = as_vectors(path, "targets")
     path = os.path.abspath(path)
     file = os.path.basename(path)
-    if not isinstance(whole, Sliceable):
+    if not isinstance(vectors, Sliceable):
         count = 1
-    parts = min(count or math.ceil(whole.rows / SHARD_ROWS), whole.rows)
-    ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
+    parts = min(count or math.ceil(vectors.rows / SHARD_ROWS), vectors.rows)
+    bounds = np.linspace(0, vectors.rows, parts + 1).astype(int).tolist()
     shards = list[Shard]()
-    for start, stop in itertools.pairwise(ends):
+    for start, stop in itertools.pairwise(bounds):
         name = f"targets ({file}, rows {start} to {stop - 1})"
         shards.append(FileShard(name, path, start, stop - start))
     return shards
@@ -254,11 +254,11 @@ def read_by_workers(
         with the workers' results for the whole gallery. The sample contains all targets
         if there are at most `SAMPLE`.
     """
-    total = sum(shard.rows for shard in shards)
     if isinstance(source, Sharded):
         total = source.count()
-    quiet = bank.compute.without_progress
-    queries = PreparedBank(bank.query_bank, bank.metric, quiet)
+    else:
+        total = sum(shard.rows for shard in shards)
+    queries = PreparedBank(bank.query_bank, bank.metric, bank.compute.without_progress)
     share = SAMPLE / max(total, SAMPLE)
     finds_answers = method.answers != "kept"
     read = partial(_read_shard, queries, share, finds_answers)
@@ -322,7 +322,8 @@ def _read_shard(
             return None, 0
         bank = queries.against(vectors)
     except EmptyInput:  # the shard is empty, or has zero vectors only
-        return None, 0 if vectors is None else vectors.rows
+        zeros = 0 if vectors is None else vectors.rows
+        return None, zeros
     targets = bank.require_targets()
     is_drawn = np.random.default_rng([0, number]).random(targets.rows) < share
     sample = targets.select(np.flatnonzero(is_drawn))

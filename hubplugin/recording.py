@@ -342,8 +342,8 @@ class Recorder:
         self.texts = texts
         self.seconds = seconds
         self.collections = None if collections is None else frozenset(collections)
-        self._within: dict[tuple[str, ...], Recorder] = {}
-        self._failed = set[str]()
+        self._subrecorders: dict[tuple[str, ...], Recorder] = {}
+        self._reported = set[str]()
         self._begin()
         atexit.register(self.flush)
         if hasattr(os, "register_at_fork"):
@@ -355,6 +355,7 @@ class Recorder:
         self._adding = threading.Lock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
+        # For each number of dimensions, a bound above all ids of the sample.
         self._bounds: dict[int, str] = {}
         # Rows that are not on disk yet, by the SQL statement that inserts them.
         self._unwritten = defaultdict[str, list[tuple[Any, ...]]](list)
@@ -379,15 +380,15 @@ class Recorder:
             now = time.time()
             # Count every query, but keep only finite ones that are not zero.
             has_direction = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-            kept = []
+            rows = []
             for vector in vectors[has_direction]:
                 content = vector.tobytes()
                 id = _id(content)
                 # The sample has only ids below the bound that the last write found.
                 if id < self._bounds.get(dim, NO_BOUND):
-                    kept.append((dim, id, content, now, text))
+                    rows.append((dim, id, content, now, text))
             self._hold(ADD_SAMPLE, (dim, count, now, now))
-            self._hold(ADD_QUERY, *kept)
+            self._hold(ADD_QUERY, *rows)
         except Exception as error:
             self.fail(error)
 
@@ -413,9 +414,9 @@ class Recorder:
     def id_of(query: VectorLike) -> str:
         """Return the id of a query [d], 16 hexadecimal digits.
 
-        An HTTP service can send it with the results, so that `click` needs no vector.
-        It is a hash of the float32 bytes, the same on every machine. Raises InputError
-        if `query` is not a single query.
+        An HTTP service can send the id with the results, so that `click` needs no
+        vector. The id is a hash of the float32 bytes, the same on every machine. Raises
+        InputError if `query` is not a single query.
         """
         vectors = _vectors(query)
         if len(vectors) != 1:
@@ -457,12 +458,12 @@ class Recorder:
             InputError: An id is malformed.
             StoreError: A file cannot be read or written. It is left unchanged.
         """
-        forgotten = {as_id(id) for id in ids}
+        checked_ids = {as_id(id) for id in ids}
         self.flush()  # otherwise a query in memory would be written after its deletion
         count = 0
         for path in sorted(self.folder.rglob(FILE)):
             with _transaction(path.parent) as record:
-                for id in forgotten:
+                for id in checked_ids:
                     queries = record.execute("DELETE FROM queries WHERE id = ?", (id,))
                     clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,))
                     if queries.rowcount + clicks.rowcount > 0:
@@ -470,8 +471,11 @@ class Recorder:
         return count
 
     def flush(self) -> None:
-        """Write all rows in memory, here and in recorders `within`. Never raises."""
-        for recorder in (self, *self._within.values()):
+        """Write all rows in memory. Never raises.
+
+        This includes the rows of all recorders that `within` has returned.
+        """
+        for recorder in (self, *self._subrecorders.values()):
             try:
                 recorder._write()
             except Exception as error:
@@ -505,7 +509,7 @@ class Recorder:
                 bounds = dict(record.execute("SELECT dim, bound FROM samples"))
         with self._adding:
             self._bounds = bounds
-        self._failed.discard(QUERIES)
+        self._reported.discard(QUERIES)
 
     def fail(self, error: Exception, what: str = QUERIES) -> None:
         """Log that queries or clicks are not recorded.
@@ -516,10 +520,11 @@ class Recorder:
             error: The reason.
             what: The subject and verb of the message, such as "a click is".
         """
-        if what not in self._failed:
-            self._failed.add(what)
-            message = "%s not recorded in %s: %s; searches go on"
-            logging.getLogger(__name__).warning(message, what, self.folder, error)
+        if what not in self._reported:
+            self._reported.add(what)
+            logging.getLogger(__name__).warning(
+                "%s not recorded in %s: %s; searches go on", what, self.folder, error
+            )
 
     def close(self) -> None:
         """Write all rows in memory. This happens automatically when Python exits."""
@@ -535,14 +540,14 @@ class Recorder:
         Raises:
             InputError: There are 64 such recorders already.
         """
-        recorder = self._within.get(names)
+        recorder = self._subrecorders.get(names)
         if recorder is not None:
             return recorder
-        if len(self._within) >= MOST_WITHIN:
+        if len(self._subrecorders) >= MOST_WITHIN:
             raise InputError(
                 f"it holds {MOST_WITHIN} samples already; {'/'.join(names)} is left out"
             )
         folder = folder_within(self.folder, *names)
         recorder = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
         # If another thread was first, its recorder counts.
-        return self._within.setdefault(names, recorder)
+        return self._subrecorders.setdefault(names, recorder)

@@ -72,7 +72,7 @@ def make_folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
 
     `fold_of` [m] has the fold in which each query is held out; a query with -1 is never
     held out, and all folds train on it. All folds together try at most `HELD_OUT`
-    queries.
+    queries: each fold tries the first of its queries, in the order of `rows`.
     """
     count = int(fold_of.max()) + 1
     folds = []
@@ -104,6 +104,7 @@ def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS) -> list[Fold
         rows = rng.permutation(bank.distinct)
         return make_folds(rows, np.arange(len(rows)) % count)
     answered, place = _order_by_target(bank.distinct, bank.known_answers, rng)
+    # Queries without an answer are never held out.
     unanswered = np.setdiff1d(bank.distinct, answered)
     fold_of = np.concatenate([place % count, np.full(len(unanswered), -1)])
     return make_folds(np.concatenate([answered, unanswered]), fold_of)
@@ -153,6 +154,7 @@ def _order_by_target(
             f"answers name {len(numbers)} targets; holding some of them out needs at "
             f"least {2 * FOLDS}"
         )
+    # The position of each target in a random permutation, for each query.
     place = np.argsort(rng.permutation(len(numbers)))[target]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
@@ -268,12 +270,10 @@ def training_bank(
     target_bank = bank.target_bank
     if target_bank is not None:
         if bank.pairs is not None:
-            target_rows = np.unique(bank.pairs[fitted])
+            members = np.unique(bank.pairs[fitted])
         else:
-            target_rows = np.random.default_rng(seed).permutation(len(target_bank))[
-                :limit
-            ]
-        target_bank = target_bank[target_rows]
+            members = np.random.default_rng(seed).permutation(len(target_bank))[:limit]
+        target_bank = target_bank[members]
     return PreparedBank(
         bank.query_bank[fitted],
         bank.metric,

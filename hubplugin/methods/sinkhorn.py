@@ -74,6 +74,8 @@ class SinkhornNormalisation(Method):
         room = memory // (len(bank.query_bank) * width)
         if bank.target_bank is not None:
             room -= len(bank.target_bank)
+        # If not even `LEAST_CACHED` targets fit, memory does not limit the sample: each
+        # iteration is a pass over the vectors, whatever their number.
         most = SAMPLED_ABOVE
         sample = SAMPLE
         if room >= LEAST_CACHED:

@@ -485,7 +485,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(
     twice = Bank(queries[rows], answers[rows])
     assert len(teachers_of(targets, log, twice).pairs.query_bank) == 0
     alone, beside = (
-        hubplugin.fit(targets, log, learn=learn).query_map.whole
+        hubplugin.fit(targets, log, learn=learn).query_map.matrix
         for learn in (True, twice)
     )
     assert_near(beside, alone, 1e-6)
