@@ -84,13 +84,13 @@ class Snapshot:
     """The data with which searches rerank.
 
     offsets: The offset of each target, and the checksum of the vector it belongs to.
-    seen: The number of texts read from the log.
+    texts_read: The number of texts read from the log.
     """
 
     version: CandidateVersion | None = None
     model: OffsetModel | None = None
     offsets: dict[Id, tuple[float, int]] = field(default_factory=dict)
-    seen: int = 0
+    texts_read: int = 0
 
     def offsets_of(
         self, ids: Sequence[Id], vectors: np.ndarray | None = None
@@ -332,7 +332,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         except HubpluginError:
             if self.active() == version:
                 raise
-            return self._read_snapshot()  # another correction has replaced it
+            return self._read_snapshot()  # another correction has replaced the version
 
     def read_offsets(self, version: CandidateVersion) -> Snapshot:
         """Return a snapshot with the offsets of `version`; the caller adds the model.
@@ -343,14 +343,15 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         cached = self._snapshot
         if cached.version is not None and cached.version.word == version.word:
             snapshot = replace(cached, version=version)
-        texts = self.read_log(self.name_of(version), snapshot.seen)
+        texts = self.read_log(self.name_of(version), snapshot.texts_read)
         if texts:
             # Copy the offsets: searches in other threads still use the last snapshot.
             snapshot = replace(snapshot, offsets=dict(snapshot.offsets))
+        # An offset that was written later takes the place of an earlier one.
         for text in texts:
             for key, offset, checksum in json.loads(text):
                 snapshot.offsets[key] = offset, checksum
-            snapshot.seen += 1
+            snapshot.texts_read += 1
         return snapshot
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:

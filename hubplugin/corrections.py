@@ -210,6 +210,7 @@ class Manifest(Record, Generic[V]):
         if replaced is None:
             return self.replace(active=active, writing=None)
         if replaced.number == version.number:
+            # The half-written version, if there is one, is another.
             return self.replace(active=active)
         # `ManifestStore.clear` keeps the model of a retired version that is previous.
         retiring = [replaced]

@@ -233,7 +233,7 @@ def judge_by(
         margins = cross_validate(candidates, bank, folds_of(bank, seed), sample)
     asked = None
     if _is_answered(bank, sample):
-        # A fold would resolve the method on the few queries that it sees.
+        # Resolve the method here: a fold would resolve it on few queries and targets.
         tried = learned or fitted_by(method.resolve(bank))
         asked = try_paraphrases(bank, tried, seed)
     bank_profile = bank_profile or profile_of(bank, seed, sample)

@@ -107,8 +107,8 @@ class Vectors(ABC):
         parts = []
         start = 0
         for raw in self.shaped_blocks(BLOCK_ROWS):
-            inside = rows[(rows >= start) & (rows < start + len(raw))]
-            parts.append(self._check(raw[inside - start], inside))
+            block_rows = rows[(rows >= start) & (rows < start + len(raw))]
+            parts.append(self._check(raw[block_rows - start], block_rows))
             start += len(raw)
         return np.concatenate(parts)
 
@@ -117,13 +117,13 @@ class Vectors(ABC):
 
         Raises InputError with the number, from `numbers` [b], of the first bad row.
         """
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # too large a value becomes infinite
             block = np.ascontiguousarray(raw, dtype=np.float32)
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
+        is_finite = np.isfinite(block).all(axis=1)
+        if not is_finite.all():
             raise InputError(
-                f"{self.name}: row {numbers[int(np.argmin(finite))]} holds a value that "
-                "is NaN, infinity or too large for float32; remove or repair it"
+                f"{self.name}: row {numbers[int(np.argmin(is_finite))]} holds a value "
+                "that is NaN, infinity or too large for float32; remove or repair it"
             )
         return block
 
