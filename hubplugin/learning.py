@@ -308,10 +308,10 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
             Parameter("learn"),
             " out",
         )
-    nearer = share_nearer(pairs)
-    if nearer < LEAST_NEARER:
+    share = share_nearer(pairs)
+    if share < LEAST_NEARER:
         raise CorrectionRefused(
-            f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
+            f"the answers of {name} do not belong to its queries: {share:.0%} of "
             f"these are nearer to their own than to another's ({LEAST_NEARER:.0%} is "
             "needed, 50% is chance); nothing was changed: pass answers from this "
             "gallery, and queries embedded with the gallery's model"
@@ -739,11 +739,12 @@ def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
     for fold in hold_out(
         teachers, rows, order=order, fold_of=by_wording, key=together.same
     ):
+        # In this fold, some pair of the same target must still teach.
         still_asked = np.isin(answers[fold.test], answers[fold.teach])
         asked.append(fold._replace(test=fold.test[still_asked]))
     if sum(len(fold.test) for fold in asked) >= FEWEST_PARAPHRASES:
         sides["asked"] = asked
-    elif teachers.bank.pairs is None:
+    elif teachers.bank.pairs is None:  # a log, whose targets may be asked for again
         sides["taught"] = [Fold(np.arange(bank_size), order[:PROBES], rows)]
     return sides
 
@@ -813,6 +814,7 @@ def choose(
         allowed = allowed & (right >= right[RAW_CANDIDATE])
         if are_apart:
             allowed = allowed & (gain >= gain[0])
+    # If no candidate is allowed, all values are equal, and the first one is returned.
     value = np.where(allowed, np.mean(values, axis=0), -np.inf)
     return int(np.argmax(value))
 
