@@ -124,7 +124,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     name: str
     """The name of the manifest's place. The names of other places begin with it."""
 
-    joint: str
+    separator: str
     """The separator between the parts of a place's name."""
 
     place: str
@@ -136,7 +136,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     folder: Path | None = None
     """The folder of the store, if it is on this machine."""
 
-    every: float = 0.0
+    snapshot_seconds: float = 0.0
     """The seconds for which searches use the same `Snapshot`."""
 
     how_to_record = (
@@ -145,7 +145,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     )
 
     _snapshot = Snapshot()
-    _look_again = -math.inf
+    _next_read = -math.inf
 
     @abstractmethod
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
@@ -243,7 +243,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             version: The version to which the place belongs.
             *parts: Nothing for the log, "model" for the model.
         """
-        return self.joint.join((self.name, version.word, *parts))
+        return self.separator.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
         place = self.open_place(self.name)
@@ -261,7 +261,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
         self.make_place(self.name, manifest.model_dump_json())
-        self._look_again = -math.inf  # the next search reads it
+        self._next_read = -math.inf  # the next search reads it
 
     def delete_manifest(self) -> None:
         self.drop(self.name)
@@ -312,11 +312,11 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         count = version.candidates(FIRST)
         return [f"a search for {FIRST} results reranks {count} candidates"]
 
-    def look(self, *, anew: bool = False) -> Snapshot:
-        """Return the snapshot. It is at most `every` seconds old, and new if `anew`."""
-        if anew or time.monotonic() >= self._look_again:
+    def get_snapshot(self, *, anew: bool = False) -> Snapshot:
+        """Return the snapshot, at most `snapshot_seconds` old, or new if `anew`."""
+        if anew or time.monotonic() >= self._next_read:
             self._snapshot = self._read_snapshot()
-            self._look_again = time.monotonic() + self.every
+            self._next_read = time.monotonic() + self.snapshot_seconds
         return self._snapshot
 
     def _read_snapshot(self) -> Snapshot:
@@ -355,7 +355,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         return snapshot
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        return with_offsets(self.read_targets(field), self.look(anew=True))
+        return with_offsets(self.read_targets(field), self.get_snapshot(anew=True))
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """Search as every store does.
@@ -384,7 +384,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             fetch: The store's search.
             raw: True to rank without the correction.
         """
-        snapshot = Snapshot() if raw else self.look()
+        snapshot = Snapshot() if raw else self.get_snapshot()
         version = snapshot.version
         count = k if version is None else version.candidates(k)
         ranked = list[Candidates]()

@@ -313,23 +313,23 @@ class ManifestStore(Store, Generic[V]):
         """Return a number that no version has had so far."""
         return manifest.last_number + 1
 
-    def seen(self) -> Manifest[V]:
+    def view_manifest(self) -> Manifest[V]:
         """Return the manifest for reading only; an adapter may return a cached one."""
         return self.read_manifest()
 
     def correction(self) -> Correction | None:
-        version, is_active = self.seen().find_current(self.vector)
+        version, is_active = self.view_manifest().find_current(self.vector)
         if version is None:
             return None
         return Correction(self.model(version), is_active, version.made)
 
     def previous(self) -> OffsetModel | None:
-        version = self.seen().previous.get(self.vector)
+        version = self.view_manifest().previous.get(self.vector)
         return None if version is None else self.read_model(version)
 
     def active(self) -> V | None:
         """Return the version with which searches rank, or None without a correction."""
-        return self.seen().active.get(self.vector)
+        return self.view_manifest().active.get(self.vector)
 
     def require_active(self) -> V:
         """Return the active version. Raises StoreError if no correction is active."""

@@ -398,7 +398,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             return self.handler.downgrade()
         return self.index
 
-    def seen(self) -> Manifest[FaissVersion]:
+    def view_manifest(self) -> Manifest[FaissVersion]:
         self._reread_if_changed()
         return self.read_manifest()
 
