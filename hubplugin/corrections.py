@@ -159,7 +159,7 @@ class Manifest(Record, Generic[V]):
         return active if self.writing is None else (*active, self.writing)
 
     @property
-    def everything(self) -> tuple[V, ...]:
+    def stored_versions(self) -> tuple[V, ...]:
         """All versions whose offsets may be in the store."""
         return (*self.maintained, *self.retired)
 
@@ -443,5 +443,5 @@ class ManifestStore(Store, Generic[V]):
                 self.write_manifest(manifest)
                 manifest = self.clear()
             # Another vector may still have a correction, which the manifest lists.
-            if not manifest.everything and not manifest.previous:
+            if not manifest.stored_versions and not manifest.previous:
                 self.delete_manifest()

@@ -473,7 +473,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Restore `previous`, the manifest from before a failed run."""
         with contextlib.suppress(StoreError):
-            if previous.everything or previous.previous:
+            if previous.stored_versions or previous.previous:
                 self.write_manifest(previous)
             else:
                 self.delete_manifest()

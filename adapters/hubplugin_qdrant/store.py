@@ -502,7 +502,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         has_manifest = self.has_manifest()
         manifest = self.read_manifest()
         existing = dense_vectors(self.transport.describe()).keys()
-        corrected = {version.vector for version in manifest.everything}
+        corrected = {version.vector for version in manifest.stored_versions}
         for vector in {self.vector} | (corrected - existing):
             manifest = manifest.withdraw(vector)
         if has_manifest:
@@ -570,7 +570,9 @@ class QdrantWriting(Writing):
         self._schema = store.schema(version.storage)
         self._transport = store.transport
         later = self._later(earlier)
-        keys = m.payload_keys(earlier.everything) - m.payload_keys(later.everything)
+        keys = m.payload_keys(earlier.stored_versions) - m.payload_keys(
+            later.stored_versions
+        )
         self._dropped = sorted(keys)
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
@@ -662,7 +664,7 @@ class QdrantWriting(Writing):
             if self._is_overtaken:
                 self._transport.wait()
                 manifest = self.store.read_manifest()
-                numbers = {version.number for version in manifest.everything}
+                numbers = {version.number for version in manifest.stored_versions}
                 if self.version.number not in numbers:
                     self.store.delete_offsets([self.version])
                     self.store.delete_unknown_numbers(manifest)
