@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown, write_table
 from hubplugin.bank import Bank
-from hubplugin.causes import NEAR, distance_to_earlier
+from hubplugin.causes import COPY_DISTANCE, distance_to_earlier
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import find_causes
 from hubplugin.measures.hubness import (
@@ -157,7 +157,9 @@ def chance() -> str:
         copies.append([label, f"{len(setting.targets):,}", f"{near:.1%}"])
     head = ["queries", "number", "targets", "worst hub, times chance", "skewness"]
     first = markdown([*head, "beyond chance"], uneven)
-    second = markdown(["queries", "targets", "places within NEAR of another"], copies)
+    second = markdown(
+        ["queries", "targets", "places within COPY_DISTANCE of another"], copies
+    )
     return f"{first}\n\n{second}"
 
 
@@ -191,9 +193,12 @@ def unevenness(queries: np.ndarray, targets: np.ndarray) -> list[str]:
 
 
 def share_near(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Return the share of places within `NEAR` of a target higher up, in any dimension."""
+    """Return the share of places within `COPY_DISTANCE` of a target higher up.
+
+    The number of dimensions does not matter.
+    """
     found = targets[find(queries[:500], targets)]
-    limit = NEAR * targets.var(axis=0, dtype=np.float64).sum()
+    limit = COPY_DISTANCE * targets.var(axis=0, dtype=np.float64).sum()
     distances = np.stack([distance_to_earlier(vectors) for vectors in found])
     return float((distances <= limit).mean())
 

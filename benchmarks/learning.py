@@ -150,7 +150,7 @@ def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
     rows = teachers.find_teaching()
     bases = learning.list_bases(Blend(), teachers)
     rng = np.random.default_rng(0)
-    share = own_share(bank.query_bank, bases[0].others, bank.compute, rng)
+    share = own_share(bank.query_bank, bases[0].gallery_sample, bank.compute, rng)
     figures = {"tau": np.array(bases[0].tau), "apart": np.array(share)}
     candidates = [base.try_variants for base in bases]
     for side, folds in learning.draw_sides(teachers, rows).items():
@@ -321,7 +321,7 @@ def gains_of(rule: Rule, draws: list[Draw]) -> Gains:
     for draw in draws:
         number = chosen_by(rule, draw)
         for test, measures in draw.tests.items():
-            change = measures[:, number] - measures[:, learning.RAW]
+            change = measures[:, number] - measures[:, learning.RAW_CANDIDATE]
             found[draw.setting, test].append(change)
     return {key: np.array(values) for key, values in found.items()}
 
@@ -358,7 +358,7 @@ def by_setting(draws: list[Draw]) -> str:
     raw = defaultdict[tuple[str, str], list[float]](list)
     for draw in draws:
         for test, measures in draw.tests.items():
-            raw[draw.setting, test].append(measures[0, learning.RAW])
+            raw[draw.setting, test].append(measures[0, learning.RAW_CANDIDATE])
     lines = []
     for (setting, test), values in all_gains["learn"].items():
         cells = []
@@ -420,7 +420,7 @@ def forecasts_of(draw: Draw) -> Iterator[Forecast]:
         tried = draw.sides.get("asked" if test == "asked" else "other")
         if tried is not None:
             change = learning.forecast(tried, number, "pairs").change
-            came = (measures[0, number] - measures[0, learning.RAW]) / 100
+            came = (measures[0, number] - measures[0, learning.RAW_CANDIDATE]) / 100
             yield Forecast(draw.kind, change, came)
 
 

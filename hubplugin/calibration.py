@@ -47,8 +47,8 @@ def choose_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
 def recall(hits: Hits, exact: Hits) -> float:
     """Return the share of the first `FIRST` exact results that `hits` contains.
 
-    The lists in `exact` are longer than that, so that any target that ties with the
-    last of the first ten counts as well.
+    A target that ties with the last of these results counts as one of them, so `exact`
+    should have more than `FIRST` results for each query.
     """
     found = 0
     wanted = 0
@@ -62,11 +62,13 @@ def recall(hits: Hits, exact: Hits) -> float:
         accepted = {*exact_ids[:count], *itertools.compress(exact_ids, is_tied)}
         found += len(accepted & set(ids))
         wanted += count
+    # With ties, more targets may be accepted than are wanted.
     return min(found / wanted, 1.0) if wanted else 1.0
 
 
 def ratios(largest: float) -> list[float]:
     """Return the powers of `STEP` below `largest`, then `largest` itself."""
+    # Less 1e-9: if `largest` is itself a power, rounding must not repeat it.
     steps = math.ceil(math.log(largest) / math.log(STEP) - 1e-9)
     return [*(STEP**step for step in range(steps)), largest]
 
@@ -77,18 +79,23 @@ def first_that(reaches: Callable[[int], bool], count: int) -> int:
     `reaches` must be true for all numbers after it. If it is true for none, return the
     last number.
     """
-    # Double the width: wide searches are slow, so try none far wider than needed.
-    width = 1
-    while width < count and not reaches(width - 1):
-        width *= 2
-    # All numbers in the first half of the last width have failed.
+    # The larger a number, the slower the search that it stands for. Try the last of the
+    # first 1, 2, 4, ... numbers, so that none far larger than needed is tried.
+    tried = 1
+    while tried < count and not reaches(tried - 1):
+        tried *= 2
+    # The first `tried // 2` numbers have failed. If all others before `last` fail,
+    # `bisect_left` returns `last`.
     numbers = range(count)
-    last = min(width, count) - 1
-    return bisect.bisect_left(numbers, True, width // 2, last, key=reaches)
+    last = min(tried, count) - 1
+    return bisect.bisect_left(numbers, True, tried // 2, last, key=reaches)
 
 
 def largest_offset(model: OffsetModel) -> float:
-    """Return a bound that no offset of `model` exceeds, for Euclidean distance."""
+    """Return a bound that no offset of `model` exceeds, for `augment_targets`.
+
+    A model that was fitted without a gallery gives 0.
+    """
     return 0.0 if model.gallery is None else model.gallery.largest
 
 

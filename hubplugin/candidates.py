@@ -47,14 +47,15 @@ MARK = "hubplugin"
 In the manifest's place, its value is the manifest.
 """
 
-REQUEST = 20_000
+PER_REQUEST = 20_000
 """The maximum number of candidates per request: SQLite accepts at most 32,766 ids."""
 
 
 class CandidateVersion(Version):
     """The version of a correction.
 
-    gallery: Identifies the gallery, even if an earlier one had the same name.
+    gallery: The identifier of the gallery. A gallery that is deleted and created anew
+        under the same name has another one.
     oversampling: The number of candidates per result.
     """
 
@@ -83,13 +84,13 @@ class Snapshot:
     """The data with which searches rerank.
 
     offsets: The offset of each target, and the checksum of the vector it belongs to.
-    seen: The number of texts read from the log.
+    texts_read: The number of texts read from the log.
     """
 
     version: CandidateVersion | None = None
     model: OffsetModel | None = None
     offsets: dict[Id, tuple[float, int]] = field(default_factory=dict)
-    seen: int = 0
+    texts_read: int = 0
 
     def offsets_of(
         self, ids: Sequence[Id], vectors: np.ndarray | None = None
@@ -102,8 +103,8 @@ class Snapshot:
         entries = [self.offsets.get(key, (math.nan, 0)) for key in ids]
         offsets = np.array([offset for offset, _ in entries], np.float32)
         if vectors is not None:
-            sums = [checksum for _, checksum in entries]
-            has_changed = np.not_equal(sums, checksums(vectors))
+            stored = [checksum for _, checksum in entries]
+            has_changed = np.not_equal(stored, checksums(vectors))
             offsets[has_changed & ~np.isnan(offsets)] = np.inf
         return offsets
 
@@ -123,7 +124,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     name: str
     """The name of the manifest's place. The names of other places begin with it."""
 
-    joint: str
+    separator: str
     """The separator between the parts of a place's name."""
 
     place: str
@@ -135,7 +136,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     folder: Path | None = None
     """The folder of the store, if it is on this machine."""
 
-    every: float = 0.0
+    snapshot_seconds: float = 0.0
     """The seconds for which searches use the same `Snapshot`."""
 
     how_to_record = (
@@ -144,7 +145,7 @@ class CandidateStore(ManifestStore[CandidateVersion]):
     )
 
     _snapshot = Snapshot()
-    _look_again = -math.inf
+    _next_read = -math.inf
 
     @abstractmethod
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
@@ -242,24 +243,25 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             version: The version to which the place belongs.
             *parts: Nothing for the log, "model" for the model.
         """
-        return self.joint.join((self.name, version.word, *parts))
+        return self.separator.join((self.name, version.word, *parts))
 
     def read_manifest(self) -> Manifest[CandidateVersion]:
-        found = self.open_place(self.name)
-        if found is None:
+        place = self.open_place(self.name)
+        if place is None:
             return Manifest[CandidateVersion]()
         mend = f"delete each {self.place} whose name begins with it, then run apply"
-        place = f"{self.url}: the {self.place} {self.name}"
-        text = self.mark(found) or ""
-        manifest = Manifest[CandidateVersion].read(text, place, mend)
+        description = f"{self.url}: the {self.place} {self.name}"
+        text = self.mark(place) or ""
+        manifest = Manifest[CandidateVersion].read(text, description, mend)
         versions = (*manifest.maintained, *manifest.previous.values())
         if any(version.gallery != self.gallery for version in versions):
+            # They belong to a deleted gallery of the same name.
             return manifest.withdraw()
         return manifest
 
     def write_manifest(self, manifest: Manifest[CandidateVersion]) -> None:
         self.make_place(self.name, manifest.model_dump_json())
-        self._look_again = -math.inf
+        self._next_read = -math.inf  # the next search reads it
 
     def delete_manifest(self) -> None:
         self.drop(self.name)
@@ -294,8 +296,8 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if the manifest's name is taken or the folder lacks room."""
-        found = self.find_place(self.name)
-        if found is not None and self.mark(found) is None:
+        place = self.find_place(self.name)
+        if place is not None and self.mark(place) is None:
             raise StoreError(
                 f"{self.url}: the {self.place} {self.name} holds data that are not "
                 "hubplugin's; rename it, or delete it"
@@ -310,43 +312,50 @@ class CandidateStore(ManifestStore[CandidateVersion]):
         count = version.candidates(FIRST)
         return [f"a search for {FIRST} results reranks {count} candidates"]
 
-    def look(self, *, anew: bool = False) -> Snapshot:
-        """Return the snapshot, read at most `every` seconds ago, or now if `anew`."""
-        if anew or time.monotonic() >= self._look_again:
+    def get_snapshot(self, *, anew: bool = False) -> Snapshot:
+        """Return the snapshot, at most `snapshot_seconds` old, or new if `anew`."""
+        if anew or time.monotonic() >= self._next_read:
             self._snapshot = self._read_snapshot()
-            self._look_again = time.monotonic() + self.every
+            self._next_read = time.monotonic() + self.snapshot_seconds
         return self._snapshot
 
     def _read_snapshot(self) -> Snapshot:
-        """Read the active version and its model; retry if it is replaced meanwhile."""
+        """Read the active version, its offsets and its model.
+
+        If another correction replaces the version meanwhile, read that one.
+        """
         version = self.active()
         if version is None:
             return Snapshot()
         try:
-            return replace(self.remember(version), model=self.model(version))
+            return replace(self.read_offsets(version), model=self.model(version))
         except HubpluginError:
             if self.active() == version:
                 raise
-            return self._read_snapshot()  # another correction has replaced it
+            return self._read_snapshot()  # another correction has replaced the version
 
-    def remember(self, version: CandidateVersion) -> Snapshot:
-        """Return the offsets of `version`. Only new texts of its log are read."""
+    def read_offsets(self, version: CandidateVersion) -> Snapshot:
+        """Return a snapshot with the offsets of `version`; the caller adds the model.
+
+        If the last snapshot is of the same version, only new texts of its log are read.
+        """
         snapshot = Snapshot(version)
-        known = self._snapshot
-        if known.version is not None and known.version.word == version.word:
-            snapshot = replace(known, version=version)
-        texts = self.read_log(self.name_of(version), snapshot.seen)
+        cached = self._snapshot
+        if cached.version is not None and cached.version.word == version.word:
+            snapshot = replace(cached, version=version)
+        texts = self.read_log(self.name_of(version), snapshot.texts_read)
         if texts:
-            # A copy: searches in other threads use the snapshot that is known.
+            # Copy the offsets: searches in other threads still use the last snapshot.
             snapshot = replace(snapshot, offsets=dict(snapshot.offsets))
+        # An offset that was written later takes the place of an earlier one.
         for text in texts:
             for key, offset, checksum in json.loads(text):
                 snapshot.offsets[key] = offset, checksum
-            snapshot.seen += 1
+            snapshot.texts_read += 1
         return snapshot
 
     def scan(self, field: str | None = None) -> Iterator[Batch]:
-        return with_offsets(self.read_targets(field), self.look(anew=True))
+        return with_offsets(self.read_targets(field), self.get_snapshot(anew=True))
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """Search as every store does.
@@ -375,61 +384,69 @@ class CandidateStore(ManifestStore[CandidateVersion]):
             fetch: The store's search.
             raw: True to rank without the correction.
         """
-        snapshot = Snapshot() if raw else self.look()
+        snapshot = Snapshot() if raw else self.get_snapshot()
         version = snapshot.version
         count = k if version is None else version.candidates(k)
         ranked = list[Candidates]()
-        for found in self._find(snapshot, queries, count, fetch):
-            best = np.argsort(found["distances"], kind="stable")[:k].tolist()
+        for candidates in self._fetch_corrected(snapshot, queries, count, fetch):
+            best = np.argsort(candidates["distances"], kind="stable")[:k].tolist()
             ranked.append(
-                {name: [values[row] for row in best] for name, values in found.items()}
+                {
+                    name: [values[row] for row in best]
+                    for name, values in candidates.items()
+                }
             )
         return ranked
 
-    def _find(
+    def _fetch_corrected(
         self, snapshot: Snapshot, queries: np.ndarray, count: int, fetch: Fetch
     ) -> Iterator[Candidates]:
         """Yield `count` candidates for each of `queries` [m, d].
 
-        They have corrected distances, but keep the order of `fetch`.
+        The candidates have corrected distances, but are in the order of `fetch`.
         """
         mapped = queries
         lengths = np.ones(len(queries))
         if snapshot.model is not None:
             mapped = snapshot.model.queries(queries)
-            if self.metric is Metric.COSINE:  # the store divides by the lengths
+            if self.metric is Metric.COSINE:  # the store divides by these lengths
                 lengths = np.linalg.norm(mapped, axis=1)
-        step = max(1, REQUEST // count)
+        step = max(1, PER_REQUEST // count)
         for start in range(0, len(queries), step):
-            part = fetch(mapped[start : start + step], count)
-            for length, found in zip(lengths[start:], part, strict=False):
-                offsets = snapshot.offsets_of(found["ids"], found.pop("vectors", None))
-                usable = np.where(np.isfinite(offsets), offsets, 0.0)
-                raw = np.asarray(found["distances"])
-                # The store's similarity, 1 - raw, lacks the length of the mapped query.
-                corrected = 1 - length * (1 - raw) - usable
+            results = fetch(mapped[start : start + step], count)
+            # `results` ends before `lengths[start:]` does, except in the last step.
+            for length, candidates in zip(lengths[start:], results, strict=False):
+                vectors = candidates.pop("vectors", None)  # no part of the results
+                offsets = snapshot.offsets_of(candidates["ids"], vectors)
+                known_offsets = np.where(np.isfinite(offsets), offsets, 0.0)
+                raw = np.asarray(candidates["distances"])
                 if self.metric is Metric.EUCLIDEAN:
-                    corrected = raw - 2 * usable
-                yield {**found, "distances": corrected.tolist()}
+                    corrected = raw - 2 * known_offsets
+                else:
+                    # `raw` is 1 minus the similarity, without the length of the mapped
+                    # query.
+                    corrected = 1 - length * (1 - raw) - known_offsets
+                yield {**candidates, "distances": corrected.tolist()}
 
     def calibrate(self, version: CandidateVersion) -> float:
         """Return the number of candidates that a search needs per result.
 
-        With this number, calibration queries find the share `AGREEMENT` of the
-        corrected top ten that they find among `WIDEST` candidates. In a gallery of at
-        most `SMALL` targets, all are candidates.
+        Calibration queries are reranked among `WIDEST` candidates. The returned number
+        suffices for the share `AGREEMENT` of the corrected top ten that they find
+        there. In a gallery of at most `SMALL` targets, all are candidates.
         """
         most = min(self.count(), WIDEST)
         if most <= SMALL:
             return SMALL / FIRST
         model = self.model(version)
         queries = choose_queries(model, self.read_targets())
-        snapshot = replace(self.remember(version), model=model)
-        raw_ranks = list[int]()  # from 0, of every query's corrected top ten
-        for found in self._find(snapshot, queries, most, self.fetch):
-            raw_ranks.extend(np.argsort(found["distances"], kind="stable")[:FIRST])
-        last = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
-        return max(1.0, (float(last) + 1) / FIRST)
+        snapshot = replace(self.read_offsets(version), model=model)
+        # The places of each query's corrected top ten in the raw order, from 0.
+        raw_ranks = list[int]()
+        for candidates in self._fetch_corrected(snapshot, queries, most, self.fetch):
+            raw_ranks.extend(np.argsort(candidates["distances"], kind="stable")[:FIRST])
+        last_rank = np.quantile(raw_ranks, AGREEMENT, method="inverted_cdf")
+        return max(1.0, (float(last_rank) + 1) / FIRST)
 
 
 def plain_batch(
@@ -448,7 +465,7 @@ def with_offsets(batches: Iterator[Batch], snapshot: Snapshot) -> Iterator[Batch
 
 
 class CandidateWriting(Writing):
-    """A run that writes a model's offsets to the log of `version`."""
+    """A run that writes the offsets of `version` to its log."""
 
     def __init__(self, store: CandidateStore, version: CandidateVersion, found: Found):
         self._store = store
@@ -457,7 +474,7 @@ class CandidateWriting(Writing):
 
     def scan(self) -> Iterator[Batch]:
         return with_offsets(
-            self._store.read_targets(), self._store.remember(self._version)
+            self._store.read_targets(), self._store.read_offsets(self._version)
         )
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from hubplugin.metric import Metric
 class Finding:
     """A possible cause of bad searches.
 
-    found: True if the cause is present, None if the samples cannot tell.
+    found: True if the cause is present, False if not, None if the samples cannot tell.
     says: The observation, in one sentence.
     advice: The remedy if the cause is present, or what to check if `found` is None.
     figures: The numbers behind `found`.
@@ -39,7 +39,7 @@ class Finding:
         return f"{line}; {self.advice}"
 
 
-FEWEST = 50
+FEWEST_VECTORS = 50
 """The fewest queries and documents from which `check_model` can tell."""
 
 
@@ -60,22 +60,22 @@ def check_model(
         rng: Draws random directions, which show how near vectors lie by chance.
     """
     cause = "another model"
-    if min(len(queries), len(targets)) < FEWEST:
+    if min(len(queries), len(targets)) < FEWEST_VECTORS:
         few = f"{len(queries)} queries and {len(targets)} documents are too few to tell"
         return Finding(cause, None, few)
-    near = typical_similarity(queries, targets, metric, compute, rng)
+    nearness = typical_similarity(queries, targets, metric, compute, rng)
     says = (
-        f"queries come {max(near, 0):.0%} as near to documents as documents come to "
-        f"each other; below {CHANCE:.0%}, another model embedded them"
+        f"queries come {max(nearness, 0):.0%} as near to documents as documents come "
+        f"to each other; below {CHANCE:.0%}, another model embedded them"
     )
     advice = "embed the queries with the model that embedded the documents"
-    return Finding(cause, near < CHANCE, says, advice, {"near": near})
+    return Finding(cause, nearness < CHANCE, says, advice, {"near": nearness})
 
 
-APART = 0.25
-"""Squared distance between the two means from which all queries may be shifted.
+SHIFTED_FROM = 0.25
+"""The squared distance between the two means from which all queries may be shifted.
 
-It is a share of the variance of the documents. For texts of one kind it is 0.07 to
+It is a multiple of the variance of the documents. For texts of one kind it is 0.07 to
 0.25, and 0.28 in a small log of twelve languages. For E5 with the wrong prefix it is
 0.28, for Korean queries to English documents 0.6, and for captions to images 1.5."""
 
@@ -88,38 +88,42 @@ def check_shift(queries: np.ndarray, targets: np.ndarray) -> Finding:
     mean = targets.mean(axis=0, dtype=np.float64)
     distance = np.square(queries.mean(axis=0, dtype=np.float64) - mean).sum()
     variance = targets.var(axis=0, dtype=np.float64).sum()
-    apart = float(distance / max(variance, 1e-30))
-    found = None if apart >= APART else False
+    variances = float(distance / max(variance, 1e-30))
+    # A large shift may be normal, see the advice, so it is never found for certain.
+    found = None if variances >= SHIFTED_FROM else False
     says = (
-        f"the means of queries and documents lie {apart:.2f} variances apart; from "
-        f"{APART} on, something shifts all queries"
+        f"the means of queries and documents lie {variances:.2f} variances apart; from "
+        f"{SHIFTED_FROM} on, something shifts all queries"
     )
     advice = (
         "a shift is normal if captions search for images, or queries are in another "
         "language; otherwise check that both got the prefix that the model asks for, "
         "such as 'query: ' and 'passage: '"
     )
-    return Finding("prefix or shift", found, says, advice, {"apart": apart})
+    return Finding("prefix or shift", found, says, advice, {"apart": variances})
 
 
-NEAR = 0.05
-"""Share of the mean squared distance between targets below which two are copies.
+COPY_DISTANCE = 0.05
+"""The squared distance up to which two targets are copies.
 
-It is a share, since models differ in how close together they place all vectors. The
-mean is over any two targets, so that a gallery may be full of copies."""
+It is a share of the mean squared distance between any two targets, since models differ
+in how close together they place all vectors. With the mean, copies are found even in a
+gallery that is full of them."""
 
-SAME = 1e-6
-"""Share of the squared length below which two vectors differ only by rounding."""
+EXACT_COPY_DISTANCE = 1e-6
+"""The squared distance up to which two vectors differ only by rounding.
+
+It is a share of the mean squared length."""
 
 MANY_DIMENSIONS = 16
-"""The fewest dimensions in which only copies are as near to each other as `NEAR`.
+"""The fewest dimensions in which only copies are within `COPY_DISTANCE` of each other.
 
-Of the ten nearest among 50,000 random vectors, 30 % are within `NEAR` of one higher up
-in 8 dimensions, 0.2 % in 12, and none in 16 or more. In real galleries of 384 or 512
-dimensions, 0 to 1.3 % are, and 6 % among names of diseases that differ by a word
+Of the ten nearest among 50,000 random vectors, 30 % are within `COPY_DISTANCE` of one
+higher up in 8 dimensions, 0.2 % in 12, and none in 16 or more. In real galleries of 384
+or 512 dimensions, 0 to 1.3 % are, and 6 % among names of diseases that differ by a word
 (`python -m benchmarks.causes --chance`)."""
 
-COPIES = 0.05
+MOST_COPIES = 0.05
 """The share of all places from which copies are a problem."""
 
 
@@ -131,12 +135,14 @@ def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
         targets: Documents drawn at random, [s, d].
     """
     squared_length = float(np.square(found, dtype=np.float64).sum(axis=2).mean())
-    exact_limit = SAME * squared_length / 2
-    limit = exact_limit
-    if found.shape[2] >= MANY_DIMENSIONS:
-        # Half the mean squared distance between two documents.
-        spread = float(targets.var(axis=0, dtype=np.float64).sum())
-        limit = max(NEAR * spread, exact_limit)
+    # All limits and distances are half of a squared distance.
+    exact_limit = EXACT_COPY_DISTANCE * squared_length / 2
+    if found.shape[2] < MANY_DIMENSIONS:
+        limit = exact_limit
+    else:
+        # Twice the variance is the mean squared distance between two documents.
+        variance = float(targets.var(axis=0, dtype=np.float64).sum())
+        limit = max(COPY_DISTANCE * variance, exact_limit)
     distances = np.stack([distance_to_earlier(vectors) for vectors in found])
     places = float((distances <= limit).mean())
     exact = float((distances <= exact_limit).mean())
@@ -149,13 +155,14 @@ def check_copies(found: np.ndarray, targets: np.ndarray) -> Finding:
         "tell copies apart"
     )
     figures = {"places": places, "places_exact": exact}
-    return Finding("copies", places >= COPIES, says, advice, figures)
+    return Finding("copies", places >= MOST_COPIES, says, advice, figures)
 
 
 def distance_to_earlier(vectors: np.ndarray) -> np.ndarray:
     """Return half the squared distance to the nearest vector ranked before each: [k].
 
-    It is infinite for the first of `vectors` [k, d].
+    The distance is infinite for the first of `vectors` [k, d], which are in ranked
+    order.
     """
     rows = vectors.astype(np.float64)
     distance = ((rows[:, None, :] - rows[None, :, :]) ** 2).sum(axis=2) / 2
@@ -165,10 +172,11 @@ def distance_to_earlier(vectors: np.ndarray) -> np.ndarray:
     return nearest
 
 
-LIFTED = 3.0
-"""Ratio of places to documents, as shares, from which long vectors are a problem."""
+LARGEST_RATIO = 3.0
+"""The ratio from which long vectors are a problem: of their share of the places in the
+results to their share of the documents."""
 
-LONG = 0.1
+LONG_SHARE = 0.1
 """The share of the vectors that count as long."""
 
 
@@ -184,24 +192,25 @@ def check_lengths(found: np.ndarray, targets: np.ndarray, metric: Metric) -> Fin
     if metric is not Metric.DOT:
         return Finding(cause, False, f"{metric.value} does not rank by length")
     lengths = np.linalg.norm(targets, axis=1)
-    limit = float(np.quantile(lengths, 1 - LONG))
-    taken = float((np.linalg.norm(found, axis=2) > limit).mean())
+    limit = float(np.quantile(lengths, 1 - LONG_SHARE))
+    # The shares of the places and of the documents that have long vectors.
+    places = float((np.linalg.norm(found, axis=2) > limit).mean())
     documents = float((lengths > limit).mean())
     # Lengths within 1 % of each other count as equal.
-    if not float(np.ptp(lengths)) > 0.01 * limit:
+    if not np.ptp(lengths) > 0.01 * limit:
         return Finding(cause, False, "all vectors have the same length")
     says = (
         f"vectors have lengths of {lengths.min():.3g} to {lengths.max():.3g}, and the "
-        f"longest {documents:.0%} take {taken:.0%} of all places of a search by dot "
+        f"longest {documents:.0%} take {places:.0%} of all places of a search by dot "
         "product"
     )
     advice = (
         "normalise the vectors or search by cosine, unless the model was trained for dot "
         "product"
     )
-    is_trouble = documents > 0 and taken >= LIFTED * documents
-    figures = {"places": taken, "documents": documents}
-    return Finding(cause, is_trouble, says, advice, figures)
+    is_present = documents > 0 and places >= LARGEST_RATIO * documents
+    figures = {"places": places, "documents": documents}
+    return Finding(cause, is_present, says, advice, figures)
 
 
 HUBBY = 0.35

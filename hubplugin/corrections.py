@@ -5,13 +5,15 @@ active version, with which searches rank, and one previous version, of which onl
 model is kept, for `rollback`. A store has at most one version that is being written.
 Any other version is retired until all its data is deleted from the store:
 
-    begin, activate    the active version becomes the previous one; its offsets retire
-    begin, give_up     a half-written version retires; another model is written
-    withdraw           all versions of one vector retire
-    clear              retired versions have been deleted
+    begin        a run writes a version
+    activate     this version becomes the active one; the version that was active
+                 becomes the previous one, and its offsets retire
+    give_up      a half-written version retires, since another model is to be written
+    withdraw     all versions of one vector retire
+    clear        retired versions have been deleted
 
 Each is a pure function: a manifest never changes, and each function returns the next
-one. `ManifestStore` calls them. An adapter provides one document that is read and
+manifest. `ManifestStore` calls them. An adapter provides one document that is read and
 written in one step, a place for models, and room for one number per target. If a run is
 killed between two steps, the next run continues from the manifest: a version is listed
 from before its first write until after its last deletion.
@@ -112,7 +114,7 @@ class Manifest(Record, Generic[V]):
     def read(
         cls, content: str | bytes | Mapping[str, Any], place: str, mend: str
     ) -> Self:
-        """Read a manifest. Jobs never overwrite a manifest that this refuses.
+        """Read a manifest. Jobs never overwrite a manifest that this method refuses.
 
         Args:
             content: The JSON, as text or parsed.
@@ -125,11 +127,13 @@ class Manifest(Record, Generic[V]):
         damaged = f"the manifest of {place} is damaged"
         try:
             values = content if isinstance(content, Mapping) else json.loads(content)
-            given = values.get("format") if isinstance(values, Mapping) else FORMAT
-            if type(given) is int and given != FORMAT:
-                advice = "upgrade hubplugin" if given > FORMAT else mend
+            # Only a whole number can name another format. Below, `model_validate`
+            # refuses any other damage.
+            number = values.get("format") if isinstance(values, Mapping) else FORMAT
+            if type(number) is int and number != FORMAT:
+                advice = "upgrade hubplugin" if number > FORMAT else mend
                 raise StoreError(
-                    f"{place} has a manifest in format {given} of hubplugin "
+                    f"{place} has a manifest in format {number} of hubplugin "
                     f"{values.get('hubplugin')}; this version ({__version__}) reads "
                     f"format {FORMAT}: {advice}"
                 )
@@ -155,14 +159,20 @@ class Manifest(Record, Generic[V]):
         return active if self.writing is None else (*active, self.writing)
 
     @property
-    def everything(self) -> tuple[V, ...]:
+    def stored_versions(self) -> tuple[V, ...]:
         """All versions whose offsets may be in the store."""
         return (*self.maintained, *self.retired)
 
     def find(self, vector: str, model: str, **fields: object) -> tuple[V | None, Found]:
         """Return the version of `vector` with this `model` and `fields`, and its state.
 
-        An active version is amended, and a half-written one is finished.
+        Versions that are active or half-written are found; retired ones are not, since
+        their data may be half deleted.
+
+        Args:
+            vector: The name of the vector.
+            model: The fingerprint of the model.
+            **fields: More fields that the version must have.
         """
         required = {"vector": vector, "model": model, **fields}
         active = self.active.get(vector)
@@ -183,9 +193,9 @@ class Manifest(Record, Generic[V]):
         """Return the manifest while a run writes `version`."""
         manifest = self
         if self.writing is not None and self.writing.number != version.number:
-            manifest = self.give_up()
-        last = max(self.last_number, version.number)
-        return manifest.replace(writing=version, last_number=last)
+            manifest = self.give_up()  # another version was half-written
+        last_number = max(self.last_number, version.number)
+        return manifest.replace(writing=version, last_number=last_number)
 
     def activate(self, version: V) -> Self:
         """Return the manifest with `version` active.
@@ -200,16 +210,18 @@ class Manifest(Record, Generic[V]):
         if replaced is None:
             return self.replace(active=active, writing=None)
         if replaced.number == version.number:
+            # The half-written version, if there is one, is another.
             return self.replace(active=active)
-        gone = [replaced]
-        before = self.previous.get(vector)
-        if before is not None and before.number != version.number:
-            gone.insert(0, before)
+        # `ManifestStore.clear` keeps the model of a retired version that is previous.
+        retiring = [replaced]
+        former = self.previous.get(vector)
+        if former is not None and former.number != version.number:
+            retiring.insert(0, former)
         return self.replace(
             active=active,
             previous=self.previous | {vector: replaced},
             writing=None,
-            retired=(*self.retired, *gone),
+            retired=(*self.retired, *retiring),
         )
 
     def withdraw(self, vector: str = "") -> Self:
@@ -217,7 +229,7 @@ class Manifest(Record, Generic[V]):
 
         The active, the previous and the half-written version retire.
         """
-        gone = [
+        retiring = [
             version
             for version in (*self.maintained, *self.previous.values())
             if version.vector == vector
@@ -225,15 +237,15 @@ class Manifest(Record, Generic[V]):
         return self.replace(
             active={name: v for name, v in self.active.items() if name != vector},
             previous={name: v for name, v in self.previous.items() if name != vector},
-            writing=None if self.writing in gone else self.writing,
-            retired=(*self.retired, *gone),
+            writing=None if self.writing in retiring else self.writing,
+            retired=(*self.retired, *retiring),
         )
 
-    def clear(self, gone: Sequence[V]) -> Self:
-        """Return the manifest without the versions `gone`, which are deleted."""
-        numbers = {version.number for version in gone}
-        left = tuple(v for v in self.retired if v.number not in numbers)
-        return self.replace(retired=left)
+    def clear(self, deleted: Sequence[V]) -> Self:
+        """Return the manifest without the retired versions `deleted`."""
+        numbers = {version.number for version in deleted}
+        remaining = tuple(v for v in self.retired if v.number not in numbers)
+        return self.replace(retired=remaining)
 
 
 class ManifestStore(Store, Generic[V]):
@@ -241,14 +253,14 @@ class ManifestStore(Store, Generic[V]):
 
     An adapter implements the nine small methods that follow, and `begin`, which returns
     a `Writing` of the version that `start_version` returns. The writing calls
-    `require_owner` before each step in which another run must not interfere, and
-    `switch` and `clear` to activate.
+    `require_owner` before each step in which another run must not interfere. To
+    activate, it calls `switch`, then `clear`.
     """
 
     vector: str = ""
     """The name of the corrected vector, if one manifest covers several."""
 
-    _known: OffsetModel | None = None
+    _cached_model: OffsetModel | None = None
 
     @abstractmethod
     def read_manifest(self) -> Manifest[V]:
@@ -263,7 +275,7 @@ class ManifestStore(Store, Generic[V]):
 
     @abstractmethod
     def delete_manifest(self) -> None:
-        """Delete the manifest, which lists nothing any more, and its place."""
+        """Delete the manifest, once it lists no version any more, and its place."""
 
     @abstractmethod
     def new_version(self, model: OffsetModel, number: int) -> V:
@@ -275,7 +287,7 @@ class ManifestStore(Store, Generic[V]):
 
     @abstractmethod
     def write_model(self, version: V, model: OffsetModel) -> None:
-        """Store `model`. Replace anything that a killed run left under its number."""
+        """Store `model`. Replace what a killed run left under the version's number."""
 
     @abstractmethod
     def delete_model(self, version: V) -> None:
@@ -301,23 +313,23 @@ class ManifestStore(Store, Generic[V]):
         """Return a number that no version has had so far."""
         return manifest.last_number + 1
 
-    def seen(self) -> Manifest[V]:
+    def view_manifest(self) -> Manifest[V]:
         """Return the manifest for reading only; an adapter may return a cached one."""
         return self.read_manifest()
 
     def correction(self) -> Correction | None:
-        version, is_active = self.seen().find_current(self.vector)
+        version, is_active = self.view_manifest().find_current(self.vector)
         if version is None:
             return None
         return Correction(self.model(version), is_active, version.made)
 
     def previous(self) -> OffsetModel | None:
-        version = self.seen().previous.get(self.vector)
+        version = self.view_manifest().previous.get(self.vector)
         return None if version is None else self.read_model(version)
 
     def active(self) -> V | None:
         """Return the version with which searches rank, or None without a correction."""
-        return self.seen().active.get(self.vector)
+        return self.view_manifest().active.get(self.vector)
 
     def require_active(self) -> V:
         """Return the active version. Raises StoreError if no correction is active."""
@@ -330,18 +342,19 @@ class ManifestStore(Store, Generic[V]):
 
     def model(self, version: V) -> OffsetModel:
         """Return the model of `version`. The latest model is cached."""
-        known = self._known
-        if known is None or known.fingerprint != version.model:
-            known = self.read_model(version)
-            self._known = known
-        return known
+        model = self._cached_model
+        if model is None or model.fingerprint != version.model:
+            model = self.read_model(version)
+            self._cached_model = model
+        return model
 
     def start_version(self, model: OffsetModel) -> tuple[V, Found]:
         """Return the version of `model` that `begin` writes, and its state before.
 
-        An active version stays unchanged. This run takes over a half-written version of
-        `model`, and the run that was writing it stops. Otherwise, it begins a new
-        version, and first deletes a half-written one of another model to save space.
+        An active version of `model` stays unchanged, and this run amends its offsets.
+        This run takes over a half-written version of `model`, and the run that was
+        writing that version stops. Without either, this run begins a new version, and
+        first deletes a half-written version of another model to save space.
         """
         with self.changing():
             manifest = self.read_manifest()
@@ -352,6 +365,7 @@ class ManifestStore(Store, Generic[V]):
                     manifest = self.clear()
                 manifest, version = self._store_new_version(manifest, model)
             if found != "active":
+                # Another run that writes this version finds that it owns it no more.
                 version = version.replace(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begin(version))
             self.make_room(version)
@@ -367,7 +381,7 @@ class ManifestStore(Store, Generic[V]):
         and StoreError raised.
         """
         version = self.new_version(model, self.next_number(manifest))
-        # No other version is left to list: `start_version` has cleared them.
+        # `start_version` has cleared all other retired versions.
         listed = manifest.replace(last_number=version.number, retired=(version,))
         self.write_manifest(listed)
         self.write_model(version, model)
@@ -405,19 +419,20 @@ class ManifestStore(Store, Generic[V]):
     def clear(self) -> Manifest[V]:
         """Delete the retired versions, and return the manifest without them.
 
-        The manifest is read again after the offsets, since another run may have begun.
+        The model of a previous version is kept, for `rollback`.
         """
         with self.changing():
             manifest = self.read_manifest()
-            gone = manifest.retired
-            if gone:
-                self.delete_offsets(gone)
+            retired = manifest.retired
+            if retired:
+                self.delete_offsets(retired)
+                # Read it again: another run may have begun meanwhile.
                 manifest = self.read_manifest()
-                kept = {version.word for version in manifest.previous.values()}
-                for version in gone:
-                    if version.word not in kept:
+                previous = {version.word for version in manifest.previous.values()}
+                for version in retired:
+                    if version.word not in previous:
                         self.delete_model(version)
-                manifest = manifest.clear(gone)
+                manifest = manifest.clear(retired)
                 self.write_manifest(manifest)
             return manifest
 
@@ -427,5 +442,6 @@ class ManifestStore(Store, Generic[V]):
             if manifest.retired:
                 self.write_manifest(manifest)
                 manifest = self.clear()
-            if not manifest.everything and not manifest.previous:
+            # Another vector may still have a correction, which the manifest lists.
+            if not manifest.stored_versions and not manifest.previous:
                 self.delete_manifest()

@@ -85,7 +85,7 @@ GalleryLike: TypeAlias = (
 
 @dataclass(frozen=True)
 class FileShard(Shard):
-    """The `rows` rows of a file that begin at row `start`."""
+    """A part of a file: `rows` rows, from row `start` on."""
 
     name: str
     path: str
@@ -101,6 +101,7 @@ class FileShard(Shard):
                 "shards were planned"
             )
         whole.name = self.name
+        # A file that cannot be sliced is one shard, see `_divide_file`.
         if self.rows == whole.rows or not isinstance(whole, Sliceable):
             return whole
         return as_vectors(whole.take(slice(self.start, stop)), self.name)
@@ -136,7 +137,7 @@ def shards_of(source: GalleryLike | None, count: int | None = None) -> list[Shar
         if all(isinstance(item, (str, os.PathLike)) for item in source):
             shards = list[Shard]()
             for path in source:
-                with suppress(EmptyInput):
+                with suppress(EmptyInput):  # an empty file has no shard
                     shards += _divide_file(os.fspath(path), 1)
             return shards
     raise InputError(
@@ -152,16 +153,15 @@ def _divide_file(path: str, count: int | None) -> list[Shard]:
 
     A file that cannot be read in parts becomes one shard.
     """
-    whole = as_vectors(path, "targets")
+    vectors = as_vectors(path, "targets")
     path = os.path.abspath(path)
     file = os.path.basename(path)
-    if not isinstance(whole, Sliceable):
+    if not isinstance(vectors, Sliceable):
         count = 1
-    default = math.ceil(whole.rows / SHARD_ROWS)
-    parts = min(count or default, whole.rows)
-    ends = np.linspace(0, whole.rows, parts + 1).astype(int).tolist()
+    parts = min(count or math.ceil(vectors.rows / SHARD_ROWS), vectors.rows)
+    bounds = np.linspace(0, vectors.rows, parts + 1).astype(int).tolist()
     shards = list[Shard]()
-    for start, stop in itertools.pairwise(ends):
+    for start, stop in itertools.pairwise(bounds):
         name = f"targets ({file}, rows {start} to {stop - 1})"
         shards.append(FileShard(name, path, start, stop - start))
     return shards
@@ -176,7 +176,7 @@ def map_shards(
 ) -> list[Result]:
     """Call a task for each shard, with the number of the shard and the shard.
 
-    If a call fails, or on Ctrl-C, the calls that have not finished are cancelled.
+    If a call fails, or on Ctrl-C, the other calls are cancelled as far as possible.
 
     Args:
         executor: The executor whose workers run the task.
@@ -189,8 +189,8 @@ def map_shards(
         The results of the calls, in the order of the shards.
 
     Raises:
-        ClusterError: A task failed, or workers are lost for good. Engines that restart
-            a lost worker's tasks, as Dask and Ray do, have already tried that.
+        ClusterError: A task failed, or workers are lost for good. Dask, Ray and other
+            engines restart the tasks of a lost worker before they give up.
     """
     if not hasattr(executor, "submit"):
         raise InputError(
@@ -208,12 +208,15 @@ def map_shards(
             compute.report(f"{label}, {len(shards)} shards", len(results), len(shards))
     finally:
         for future in futures:
-            future.cancel()
+            future.cancel()  # does nothing to a call that has ended
     return results
 
 
 def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
-    """Call `function`. Raises ClusterError, of one line, for errors of the engine."""
+    """Return the result of `function`.
+
+    Raises a HubpluginError as it is, and any other error as a ClusterError of one line.
+    """
     try:
         return function()
     except BrokenExecutor as error:
@@ -222,7 +225,7 @@ def _call(function: Callable[[], Result], shard: Shard, label: str) -> Result:
             "and run the job again: what was written to a store is kept"
         ) from None
     except Exception as error:
-        cause = getattr(error, "cause", error)  # Ray wraps the error in pages of text
+        cause = getattr(error, "cause", error)  # the worker's error, if Ray wraps it
         if isinstance(cause, HubpluginError):
             raise cause from None
         raise ClusterError(
@@ -251,16 +254,16 @@ def read_by_workers(
         with the workers' results for the whole gallery. The sample contains all targets
         if there are at most `SAMPLE`.
     """
-    total = sum(shard.rows for shard in shards)
     if isinstance(source, Sharded):
         total = source.count()
-    quiet = bank.compute.without_progress
-    queries = PreparedBank(bank.query_bank, bank.metric, quiet)
+    else:
+        total = sum(shard.rows for shard in shards)
+    queries = PreparedBank(bank.query_bank, bank.metric, bank.compute.without_progress)
     share = SAMPLE / max(total, SAMPLE)
     finds_answers = method.answers != "kept"
     read = partial(_read_shard, queries, share, finds_answers)
-    found = map_shards(executor, read, shards, bank.compute, "reading the gallery")
-    parts = [part for part, _ in found if part is not None]
+    results = map_shards(executor, read, shards, bank.compute, "reading the gallery")
+    parts = [part for part, _ in results if part is not None]
     if not parts:
         raise EmptyInput(
             "targets are empty: no shard has a nonzero vector; at least one is needed"
@@ -271,10 +274,13 @@ def read_by_workers(
         answers = _join_answers(bank, parts)
     whole = WholeGallery(count, _join_surveys(parts), answers)
     sample = as_vectors(np.concatenate([part.sample for part in parts]), "targets")
-    sample.left_out = sum(left_out for _, left_out in found)
+    sample.left_out = sum(left_out for _, left_out in results)
     if sample.rows < count:
-        message = "the correction is fitted on a sample of %d of %d targets"
-        logger.warning(message, sample.rows, count)
+        logger.warning(
+            "the correction is fitted on a sample of %d of %d targets",
+            sample.rows,
+            count,
+        )
     return replace(bank, targets=sample, whole=whole)
 
 
@@ -285,7 +291,8 @@ class _Summary:
     count: The number of vectors that have a direction.
     sample: A sample of these vectors [s, d].
     survey: The survey of the shard, as in `PreparedBank`.
-    nearest: The result of `nearest_targets`; empty if the method keeps answers.
+    nearest: The similarity and the row of each query's nearest vector in the shard, see
+        `nearest_targets`; empty if the method keeps answers.
     """
 
     count: int
@@ -297,9 +304,16 @@ class _Summary:
 def _read_shard(
     queries: PreparedBank, share: float, finds_answers: bool, number: int, shard: Shard
 ) -> tuple[_Summary | None, int]:
-    """Return a shard's summary, None if it is empty, and its number of zero vectors.
+    """Return the summary of a shard, and the number of its zero vectors.
 
-    share: The fraction of the shard's vectors to sample.
+    The summary is None if no vector has a direction.
+
+    Args:
+        queries: The bank, without a gallery.
+        share: The fraction of the shard's vectors to sample.
+        finds_answers: True to find each query's nearest vector.
+        number: The number of the shard, the seed of its sample.
+        shard: The shard.
     """
     vectors = None
     try:
@@ -308,7 +322,8 @@ def _read_shard(
             return None, 0
         bank = queries.against(vectors)
     except EmptyInput:  # the shard is empty, or has zero vectors only
-        return None, 0 if vectors is None else vectors.rows
+        zeros = 0 if vectors is None else vectors.rows
+        return None, zeros
     targets = bank.require_targets()
     is_drawn = np.random.default_rng([0, number]).random(targets.rows) < share
     sample = targets.select(np.flatnonzero(is_drawn))
@@ -319,7 +334,10 @@ def _read_shard(
 
 
 def _first_rows(parts: Sequence[_Summary]) -> list[int]:
-    """Return the gallery row of each part's first target, then the number of rows."""
+    """Return the row of each part's first target, then the number of all rows.
+
+    Rows are counted across the parts, in their order.
+    """
     return [0, *itertools.accumulate(part.count for part in parts)]
 
 
@@ -328,25 +346,30 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
     surveys = [part.survey for part in parts]
     firsts = _first_rows(parts)
     # Rows of the whole gallery, [shards, q].
-    nearest = np.stack([each.nearest for each in surveys]) + np.c_[firsts[:-1]]
+    nearest = np.stack([survey.nearest for survey in surveys]) + np.c_[firsts[:-1]]
     # The shard that has each query's nearest target, [q].
-    best = np.stack([each.largest[:, 0] for each in surveys]).argmax(axis=0)
-    largest = np.concatenate([each.largest for each in surveys], axis=1)
-    largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]
-    return Survey(largest, nearest[best, np.arange(len(best))])
+    best_shard = np.stack([survey.largest[:, 0] for survey in surveys]).argmax(axis=0)
+    largest = np.concatenate([survey.largest for survey in surveys], axis=1)
+    largest = -np.sort(-largest, axis=1)[:, : SPACINGS + 1]  # in descending order
+    return Survey(largest, nearest[best_shard, np.arange(len(best_shard))])
 
 
 def _join_answers(bank: PreparedBank, parts: Sequence[_Summary]) -> Answers:
-    """Find each query's answer among its nearest targets in shards and target bank."""
+    """Find each query's answer: the nearest of its nearest targets in all places.
+
+    The places are the shards and, if there is one, the target bank, whose rows are
+    counted after those of the gallery.
+    """
     similarities = bank.similarities
-    found = [part.nearest for part in parts]
+    places = [part.nearest for part in parts]
     if bank.target_bank is not None:
-        found.append(nearest_targets(similarities, [bank.answer_vectors]))
-    levels = np.full(similarities.m, -np.inf)
+        places.append(nearest_targets(similarities, [bank.answer_vectors]))
+    largest = np.full(similarities.m, -np.inf)
     rows = np.zeros(similarities.m, np.int64)
-    for (similarity, nearest), first in zip(found, _first_rows(parts), strict=False):
+    # The last of the first rows, the number of gallery rows, is for the target bank.
+    for (similarity, nearest), first in zip(places, _first_rows(parts), strict=False):
         # Among targets that are equally near, up to rounding, the first one is kept.
-        is_nearer = similarities.lower(similarity) > levels
+        is_nearer = similarities.lower(similarity) > largest
         rows = np.where(is_nearer, nearest + first, rows)
-        levels = np.maximum(levels, similarity)
-    return Answers.by_nearest(levels, rows)
+        largest = np.maximum(largest, similarity)
+    return Answers.by_nearest(largest, rows)

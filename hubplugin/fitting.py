@@ -12,7 +12,7 @@ from hubplugin.compute import Compute
 from hubplugin.compute.device import Library
 from hubplugin.errors import InputError, Parameter, ZeroVector
 from hubplugin.executors import GalleryLike, read_by_workers, shards_of
-from hubplugin.learning import NOTHING, Teachers, learn_query_map, read_learn
+from hubplugin.learning import NOTHING_TAUGHT, Teachers, learn_query_map, read_learn
 from hubplugin.methods import METHODS, build_method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -78,8 +78,9 @@ def fit(
         prepared = teachers.bank
         model = learn_query_map(configuration, teachers).model
         if model.query_map is None:
-            warnings.warn(NOTHING, stacklevel=2)
+            warnings.warn(NOTHING_TAUGHT, stacklevel=2)
     else:
+        # Clicks serve only to learn and to test.
         prepared = replace(Bank.of(bank).prepare(metric, compute), clicks=None)
         if executor is not None:
             parts = shards_of(targets, shards)
@@ -89,8 +90,8 @@ def fit(
         elif targets is not None:
             gallery = as_vectors(gallery, "targets")
             if not Library(compute).is_on_cpu:
-                # On a GPU, a fit is quicker than a scan for zero vectors, so scan only
-                # if one turns up.
+                # On a GPU, a fit is quicker than a scan for zero vectors, so scan the
+                # gallery only if a zero vector turns up.
                 try:
                     return configuration.fit(
                         prepared.against(gallery, has_no_zeros=True)
@@ -99,10 +100,10 @@ def fit(
                     pass
             prepared = prepared.against(gallery)
         model = configuration.fit(prepared)
-    seen = prepared.targets
-    if seen is not None and seen.left_out:
+    fitted = prepared.targets
+    if fitted is not None and fitted.left_out:
         warnings.warn(
-            f"{seen.name}: {seen.left_out} zero vectors are left out, and get the "
+            f"{fitted.name}: {fitted.left_out} zero vectors are left out, and get the "
             "offset 0",
             stacklevel=2,
         )

@@ -1,8 +1,8 @@
 """Refuse corrections that would do harm, and describe the kind of a bank.
 
-For a log with known answers, the guard also tests what was asked before: it holds out
-single wordings of targets that the log also asks for in other words. Otherwise, it
-holds out all wordings of a target together.
+The guard holds out all queries for a target together. For a log with known answers, it
+also tries targets that were asked for before: it holds out single queries whose target
+the log also asks for in other words.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ AS_OFTEN = 0.8
 If a log asks for each target once, two queries share a target only through a wrong
 click. On eight such logs with 10 to 50 % wrong clicks, the share is 0.42 to 0.92 if the
 clicks are on any of the first ten results, and above the limit in one of 37 draws. Of
-draws of clicks on the first result, which look right, half are above it. On logs with true other
-wordings (commands, ICD, CWE, packages), it is 0.93 to 1.02."""
+draws of clicks on the first result, which look right, half are above it. On logs with
+true other wordings (commands, ICD, CWE, packages), it is 0.93 to 1.02."""
 
 SMALLEST_PAIRED = 200
 """The fewest distinct bank queries for methods other than `blend`, with known answers.
@@ -68,7 +68,7 @@ With fewer, R@1 on text and code falls by up to 3 points, since these methods ke
 full strength of their offsets."""
 
 SMALLEST = 400
-"""The same without known answers, since only answers would show the fall."""
+"""As `SMALLEST_PAIRED`, without known answers, which would show a fall of R@1."""
 
 MOVED_QUERIES = 64
 MOVED_TARGETS = 2048
@@ -106,6 +106,7 @@ class Trial(Figures):
     @property
     def measurable(self) -> bool:
         """True if hubness, or R@1 in `right` or `asked`, changes beyond chance."""
+        # A sign is 0 if the change may be chance.
         signs = [side.change.sign for side in (self.right, self.asked) if side]
         return any([self.hubness, *signs])
 
@@ -226,12 +227,13 @@ def judge_by(
     sample = sample_of(bank, seed)
     candidates = [uncorrected, learned or fitted_by(method)]
     if bank.known_answers is None and isinstance(method, Blend):
-        # Only the kind of such a bank can be an objection.
+        # Only the kind of the bank can be an objection, so the figures decide nothing.
         margins = measure(candidates, bank, sample, seed)
     else:
         margins = cross_validate(candidates, bank, folds_of(bank, seed), sample)
     asked = None
     if _is_answered(bank, sample):
+        # Resolve the method here: a fold would resolve it on few queries and targets.
         tried = learned or fitted_by(method.resolve(bank))
         asked = try_paraphrases(bank, tried, seed)
     bank_profile = bank_profile or profile_of(bank, seed, sample)
@@ -282,9 +284,9 @@ def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
     if bank.pairs is None:
         return bank.clicks is not None
     _, places = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
-    # Answers that the sample lacks are placed after it.
+    # `with_rows` appends the answers that the sample lacks.
     in_sample = float((places < len(sample)).mean())
-    # `bank.count` is the number of gallery targets.
+    # The sample has `len(sample)` of the `bank.count` targets of the gallery.
     in_gallery = in_sample * bank.count / len(sample)
     return in_gallery > 0.5
 
@@ -294,7 +296,8 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
 
     Args:
         bank: The log.
-        tried: The correction. A method must be resolved on the whole bank and gallery.
+        tried: The correction. Its method must be resolved on the whole bank and its
+            gallery.
         seed: The seed of the folds.
 
     Returns:
@@ -314,7 +317,12 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
 def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
     """Return True if other wordings find their target far less often than all queries.
 
-    The difference must also exceed two standard errors.
+    Far less is a raw R@1 below `AS_OFTEN` times that of all queries, and lower by more
+    than two standard errors.
+
+    Args:
+        asked: R@1 of other wordings, see `Trial`.
+        all_queries: R@1 of all held-out queries.
     """
     recall = all_queries.before
     error = math.sqrt(recall * (1 - recall) / asked.queries)
@@ -324,9 +332,10 @@ def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
 def objections_to_recall(trial: Trial, learned: bool = False) -> list[str]:
     """Return objections if R@1 falls, or if neither R@1 nor the mean rank improves.
 
-    There are none without known answers. An improvement is not required of fewer than
-    `SMALLEST_PAIRED` queries, which would not show it, nor of a `learned` map: it gains
-    most for targets that are asked for again, but nobody asked for held-out targets.
+    Without known answers, there are no objections. An improvement is not required of a
+    trial with fewer than `SMALLEST_PAIRED` queries, which would not show it, nor of a
+    `learned` map: a map gains most for targets that are asked for again, but the folds
+    hold out all queries for a target.
     """
     right = trial.right
     rank = trial.rank
@@ -364,12 +373,16 @@ def objections_to_method(method: Method, trial: Trial) -> list[str]:
 
 
 def _objections_to_size(method: Method, distinct: int, paired: bool) -> list[str]:
-    """Return an objection if `distinct` queries are too few, see `SMALLEST`."""
+    """Return an objection if `distinct` queries are too few for a method.
+
+    `paired` is True for known answers. `blend` suits banks of any size.
+    """
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if isinstance(method, Blend) or distinct >= smallest:
         return []
-    needs = f"needs {smallest} distinct queries, the bank has {distinct}"
-    return [f"{method.name!r} {needs}"]
+    return [
+        f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
+    ]
 
 
 def _notes(trial: Trial) -> list[str]:
@@ -404,10 +417,10 @@ def require_kind(bank: PreparedBank) -> BankProfile:
 
     The profile needs only samples, so it is cheap enough to compute before any fit.
     """
-    seen = profile_of(bank)
-    if seen.objection:
-        raise _refusal(seen.objection, *_remedy(seen))
-    return seen
+    bank_profile = profile_of(bank)
+    if bank_profile.objection:
+        raise _refusal(bank_profile.objection, *_remedy(bank_profile))
+    return bank_profile
 
 
 def require_size(bank: PreparedBank, method: Method) -> None:
@@ -438,7 +451,8 @@ def require_displacement(model: OffsetModel, bank: PreparedBank) -> None:
 def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     """Return the share of targets nearer to a query than its corrected first target.
 
-    The share, 0 to 1, is the mean over samples of bank queries and targets.
+    Nearer means a larger similarity, without offsets. The share, 0 to 1, is the mean
+    over samples of bank queries and targets.
     """
     gallery = bank.require_targets()
     rows = pick_evenly(np.arange(gallery.rows), MOVED_TARGETS)
@@ -450,13 +464,15 @@ def displacement(model: OffsetModel, bank: PreparedBank) -> float:
     if model.fitted is None:
         offsets = model.offsets(targets)
     else:
+        # `fitted` also has the zero vectors, which `gallery` leaves out.
         offsets = model.fitted[original_rows(gallery)[rows]]
-    first = np.argmax(raw + offsets, axis=1)
-    similarity_of_first = np.take_along_axis(raw, first[:, None], axis=1)
+    first_target = np.argmax(raw + offsets, axis=1)
+    similarity_of_first = np.take_along_axis(raw, first_target[:, None], axis=1)
     return float((raw > similarity_of_first).mean())
 
 
 Parts: TypeAlias = tuple[str | Parameter, ...]
+"""The parts of an error message, see `HubpluginError`."""
 
 COLLECT: Parts = ("collect queries that people ask of this gallery",)
 USE_BLEND: Parts = (
@@ -497,5 +513,6 @@ def _refusal(reason: str, *remedy: str | Parameter) -> CorrectionRefused:
     )
 
 
-def _change(first: float, second: float) -> str:
-    return f"from {first:.2f} to {second:.2f}"
+def _change(before: float, after: float) -> str:
+    """Return the words of a change between two figures."""
+    return f"from {before:.2f} to {after:.2f}"

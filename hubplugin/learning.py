@@ -1,6 +1,7 @@
 """Learn a linear map of the query from known answers.
 
-The map is one step in closed form; held-out answers choose it.
+Each map is computed in closed form from a part of the pairs of queries and answers. The
+pairs that were held out choose among several maps.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ FEWEST_PAIRS = 50
 FEWEST_TARGETS = 10
 """The fewest distinct targets in these pairs."""
 
-NEARER = 0.75
+LEAST_NEARER = 0.75
 """The smallest share of queries that must be nearer to their answer than to that of
 another query; 0.5 is chance. Other banks are refused."""
 
-RIGHT = 0.93
-"""The share of queries nearer to their answer, as in `NEARER`, with right clicks: 0.93
-to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds 10 %.
-With 30 % of the clicks wrong, it is 0.76 to 0.86."""
+USUAL_NEARER = 0.93
+"""The share of queries nearer to their answer, as in `LEAST_NEARER`, with right clicks:
+0.93 to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds
+10 %. With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 
 STEPS = {
     "asked": (0.0, 0.5, 1.0, 2.0),
@@ -71,12 +72,12 @@ gallery; "none", so that the map moves a query to its answer."""
 SHARES = 1.0, 0.5, 0.0
 """The shares of the offsets to try with each map."""
 
-RAW = len(SHARES) - 1
+RAW_CANDIDATE = len(SHARES) - 1
 """The number of the raw search among the candidates: no map, and the last of `SHARES`.
 
 Candidate 0 is the offsets alone."""
 
-OTHERS = 1_500
+GALLERY_SAMPLE = 1_500
 """The number of targets in the sample of the gallery, see "gallery" in `STEPS`."""
 
 FOLDS = 3
@@ -86,7 +87,7 @@ PROBES = 500
 """The most pairs that one fold holds out."""
 
 SOFTNESS = 0.4
-"""The softness of R@1: a query is right by sigmoid(margin / (SOFTNESS tau))."""
+"""The softness of R@1: a query counts as right by sigmoid(margin / (SOFTNESS tau))."""
 
 AGAIN = 0.2
 """The gain of a target that is asked for again in other words, relative to the gain of
@@ -101,11 +102,11 @@ APART = 0.85
 languages (docs/measurements/methods.md). Then no side may gain less than with the
 offsets alone, offsets keep their full share, and nothing is whitened."""
 
-WIDER = 1.4
+INTERVAL_FACTOR = 1.4
 """The factor that widens the interval of a change: the held-out pairs also choose the
 map, and the folds share most of the pairs that teach."""
 
-LOOKED_AT = 1_000
+SEARCHED_PAIRS = 1_000
 """The number of pairs to search for in the whole gallery. The share that is found then
 has a standard error of 1.3 points."""
 
@@ -114,10 +115,10 @@ FOUND = 0.8
 appear in their documents say nothing about other queries. Of titles that taught
 something, the raw search found 40 to 64 %; of those that did harm, 88 %."""
 
-KEPT = 0.9
+IDENTITY_SHARE = 0.9
 """The share of the identity that a whitening keeps."""
 
-SPREAD = 8_192
+WHITENING_SAMPLE = 8_192
 """The number of targets that a whitening is fitted on."""
 
 PRODUCTS = 1 << 22
@@ -125,7 +126,8 @@ PRODUCTS = 1 << 22
 
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""The queries, the place of each query's target, and the targets; see `pairs_of`."""
+"""The queries, the row of each query's target among the targets, and the targets; see
+`pairs_of`."""
 
 
 def read_learn(
@@ -198,6 +200,7 @@ class Teachers:
         if not isinstance(learn, Bank):
             return cls(prepared)
         if learn.name == Bank.name:
+            # Error messages must tell the pairs from the bank.
             learn = replace(learn, name="pairs")
         pairs = learn.prepare(metric, compute, gallery)
         if pairs.clicks is None:
@@ -216,20 +219,21 @@ class Teachers:
     @property
     def clicks(self) -> np.ndarray | None:
         """The ids of all clicked targets, before `against` turns them into rows."""
-        known = []
+        clicks = []
         for bank in (self.bank, self.pairs):
             if bank is not None and bank.clicks is not None:
-                known.append(bank.clicks.astype(object))
-        return np.concatenate(known) if known else None
+                clicks.append(bank.clicks.astype(object))
+        return np.concatenate(clicks) if clicks else None
 
     def against(
         self, targets: VectorLike, ids: Mapping[int | str, int] | None = None
     ) -> Teachers:
         """Return these banks with the gallery `targets`.
 
-        If there are pairs, the bank's answers are dropped if they are too few to learn
-        from. A pair is dropped if an earlier pair equals it, or if the bank has an
-        answer for its query, since it would teach what is held out.
+        If there are pairs, the bank's answers are dropped when they are too few to
+        learn from. A pair is dropped if an earlier pair equals it. It is also dropped
+        if the bank has an answer for its query: when that query is held out, the pair
+        would teach its answer.
 
         Args:
             targets: The gallery.
@@ -243,12 +247,13 @@ class Teachers:
             return Teachers(bank)
         if not has_enough(bank):
             bank = replace(bank, clicks=None)
-        known = bank.query_bank[distinct_pairs(bank)]
+        answered = bank.query_bank[distinct_pairs(bank)]
         pairs = self.pairs.against(targets, ids)
         rows = distinct_pairs(pairs)
-        queries = np.concatenate([known, pairs.query_bank[rows]])
-        # The first row that equals a known query lies among those of the bank.
-        is_new = number_rows(queries)[len(known) :] >= len(known)
+        queries = np.concatenate([answered, pairs.query_bank[rows]])
+        # `number_rows` gives the first row that equals each query. For a query that the
+        # bank answers, this row lies in `answered`.
+        is_new = number_rows(queries)[len(answered) :] >= len(answered)
         return Teachers(bank, pairs.take(rows[is_new]))
 
     @property
@@ -274,7 +279,8 @@ class Teachers:
         if self.pairs is None:
             return rows
         added = distinct_pairs(self.pairs)
-        # With a bank that has answers, few pairs are enough: `against` drops some.
+        # Beside a bank with answers, few pairs are enough: `against` may have dropped
+        # the others.
         if self.unasked or has_enough(self.pairs):
             find_pairs(self.pairs, "the bank of pairs")
         return np.concatenate([rows, len(self.bank.query_bank) + added])
@@ -302,29 +308,30 @@ def find_pairs(bank: PreparedBank, name: str = "the bank") -> np.ndarray:
             Parameter("learn"),
             " out",
         )
-    nearer = share_nearer(pairs)
-    if nearer < NEARER:
+    share = share_nearer(pairs)
+    if share < LEAST_NEARER:
         raise CorrectionRefused(
-            f"the answers of {name} do not belong to its queries: {nearer:.0%} of "
-            f"these are nearer to their own than to another's ({NEARER:.0%} is needed, "
-            "50% is chance); nothing was changed: pass answers from this gallery, and "
-            "queries embedded with the gallery's model"
+            f"the answers of {name} do not belong to its queries: {share:.0%} of "
+            f"these are nearer to their own than to another's ({LEAST_NEARER:.0%} is "
+            "needed, 50% is chance); nothing was changed: pass answers from this "
+            "gallery, and queries embedded with the gallery's model"
         )
     return rows
 
 
 def distinct_pairs(bank: PreparedBank) -> np.ndarray:
-    """Return a bank row for each distinct (query, answer) pair, [m] in ascending order.
+    """Return the first row of each distinct (query, answer) pair, [m], ascending.
 
-    It is the first row of equal pairs. Without known answers, there are none.
+    Without known answers, there are none.
     """
     answers = bank.known_answers
     if answers is None:
         return np.empty(0, np.int64)
-    known = np.flatnonzero(answers >= 0)
-    pairs = np.stack([bank.same[known], answers[known]], axis=1)
-    _, first = np.unique(pairs, axis=0, return_index=True)
-    return np.sort(known[first])
+    answered = np.flatnonzero(answers >= 0)
+    # Equal queries have the same number in `bank.same`.
+    pairs = np.stack([bank.same[answered], answers[answered]], axis=1)
+    _, first_rows = np.unique(pairs, axis=0, return_index=True)
+    return np.sort(answered[first_rows])
 
 
 def has_enough(bank: PreparedBank) -> bool:
@@ -336,38 +343,42 @@ def has_enough(bank: PreparedBank) -> bool:
 
 
 def share_nearer(pairs: Pairs) -> float:
-    """Return the share of queries nearer to their own answer than to another answer."""
+    """Return the share of queries nearer to their own answer than to another answer.
+
+    Each query's answer is compared with one other target of the pairs, at random. If
+    both are equally near, the query counts as one half.
+    """
     queries, answer, targets = pairs
-    # Compare each answer with another target at random.
+    # Adding 1 to len - 1, modulo the number of targets, never gives the answer itself.
     shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
     other = (answer + shift) % len(targets)
     lead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    # If both targets are equally near, count one half.
     return float(np.heaviside(lead, 0.5).mean())
 
 
 def require_able_to_choose(teachers: Teachers) -> None:
     """Raise CorrectionRefused for pairs that cannot tell what a map gains.
 
-    Either the pairs are as far from the bank's queries as another language would be, or
-    the raw search already finds most of them.
+    Such pairs are as far from the bank's queries as another language would be, or the
+    raw search already finds most of their targets.
     """
     bank = teachers.bank
     pairs = teachers.pairs
     assert pairs is not None
     rng = np.random.default_rng(0)
-    apart = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
-    found = share_found(pairs)
-    if apart >= APART:
+    own_neighbours = own_share(bank.query_bank, pairs.query_bank, bank.compute, rng)
+    found_share = share_found(pairs)
+    if own_neighbours >= APART:
         reason = (
-            f"the pairs are unlike the queries of the bank: {apart:.0%} of nearest "
+            "the pairs are unlike the queries of the bank: "
+            f"{own_neighbours:.0%} of nearest "
             f"neighbours come from the own set ({APART:.0%} is too much), as across "
             "languages, so they may teach a wrong map"
         )
-    elif found >= FOUND:
+    elif found_share >= FOUND:
         reason = (
-            f"the raw search finds {found:.0%} of the pairs ({FOUND:.0%} is too much), "
-            "so they cannot tell what a map gains"
+            f"the raw search finds {found_share:.0%} of the pairs ({FOUND:.0%} is too "
+            "much), so they cannot tell what a map gains"
         )
     else:
         return
@@ -379,19 +390,20 @@ def require_able_to_choose(teachers: Teachers) -> None:
 
 
 def share_found(pairs: PreparedBank) -> float:
-    """Return the share of a sample of `pairs` whose target comes first, raw."""
-    rows = np.random.default_rng(0).permutation(len(pairs.query_bank))[:LOOKED_AT]
+    """Return the share of pairs, in a sample, whose target comes first, raw."""
+    rows = np.random.default_rng(0).permutation(len(pairs.query_bank))[:SEARCHED_PAIRS]
     queries, answer, targets = pairs_of(pairs, rows)
     top = TopK(1)
     quiet = pairs.compute.without_progress
     search(queries, pairs.require_targets(), pairs.metric, quiet, top)
-    own = (queries * targets[answer]).sum(axis=1)
-    # A target that ties with the answer is as good.
-    return float((own >= top.scores[0, :, 0] - 1e-5).mean())
+    own_scores = (queries * targets[answer]).sum(axis=1)
+    best = top.scores[0, :, 0]
+    # An answer that ties with the nearest target, up to rounding, counts as found.
+    return float((own_scores >= best - 1e-5).mean())
 
 
-NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
-UNASKED = (
+NOTHING_TAUGHT = "the pairs taught nothing beyond the offsets: queries are not mapped"
+UNASKED_NOTE = (
     "this is R@1 of held-out pairs such as titles, with which nobody searches: real "
     "queries gained 0 to 8 points over the offsets alone (docs/titles.md)"
 )
@@ -402,17 +414,17 @@ class LearnedMap:
     """A query map learned from the known answers of a bank, and its gain.
 
     model: The model. It has a query map unless held-out answers gain nothing from one.
-    how: The chosen fit.
+    map_fit: The chosen fit.
     asked: R@1 of the raw search and with offsets and map, for held-out paraphrases of
         targets that other queries taught. None if there are few.
     other: The same for held-out pairs whose targets were not taught.
     unasked: True if the held-out pairs are not queries that people asked, but titles,
         for example.
-    nearer: The share of queries nearer to their own answer than to another answer.
+    nearer: The share of queries nearer to their own answer, see `share_nearer`.
     """
 
     model: OffsetModel
-    how: Annotated[InstanceOf[MapFit], Field(exclude=True)]
+    map_fit: Annotated[InstanceOf[MapFit], Field(exclude=True)]
     asked: Side | None
     other: Side
     unasked: Annotated[bool, Field(exclude=True)]
@@ -422,36 +434,40 @@ class LearnedMap:
     @property
     def strength(self) -> float:
         """The strength of the map, 0 if none was learned."""
-        return self.how.strength
+        return self.map_fit.strength
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def whitened(self) -> bool:
         """True if queries are whitened before they are mapped."""
-        return self.how.whitening is not None
+        return self.map_fit.whitening is not None
 
     @property
     def notes(self) -> list[str]:
         """What was learned and what it gains, and a warning about wrong clicks."""
-        notes = [NOTHING]
+        notes = list[str]()
         query_map = self.model.query_map
-        if query_map is not None:
+        if query_map is None:
+            notes.append(NOTHING_TAUGHT)
+        else:
             changes = f"not asked for before: {self.other}"
             if self.asked is not None:
                 changes = f"asked for before: {self.asked}; {changes}"
-            share = f", with {self.how.share:g} of the offsets"
-            offsets = {1.0: "", 0.0: ", without offsets"}.get(self.how.share, share)
-            notes = [f"{query_map}{offsets}; over the raw search, {changes}"]
+            share = self.map_fit.share
+            some = f", with {share:g} of the offsets"
+            offsets = {1.0: "", 0.0: ", without offsets"}.get(share, some)
+            notes.append(f"{query_map}{offsets}; over the raw search, {changes}")
             if self.unasked:
-                notes.append(UNASKED)
-        # A difference of two standard errors may be chance.
-        error = (RIGHT * (1 - RIGHT) / self.other.queries) ** 0.5
-        if self.nearer < RIGHT - 2 * error:
+                notes.append(UNASKED_NOTE)
+        # A share that is lower by up to two standard errors may be chance.
+        error = (USUAL_NEARER * (1 - USUAL_NEARER) / self.other.queries) ** 0.5
+        if self.nearer < USUAL_NEARER - 2 * error:
             notes.append(
                 f"{1 - self.nearer:.0%} of the queries are nearer to another query's "
-                f"answer (with right clicks, mostly {1 - RIGHT:.0%} at most). If people "
-                "clicked on wrong results, held-out clicks are wrong, too, and these "
-                "figures are too low: pass the clicks as pairs, with a bank of 50 "
+                f"answer (with right clicks, mostly {1 - USUAL_NEARER:.0%} at most). "
+                "If people clicked on wrong results, held-out clicks are wrong, too, "
+                "and these figures are too low: pass the clicks as pairs, with a bank "
+                "of 50 "
                 "answers that somebody has checked (docs/learning.md)"
             )
         return notes
@@ -460,14 +476,14 @@ class LearnedMap:
 def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     """Fit `configuration` on a bank, with the query map that known answers teach.
 
-    Every map is first learned from one part of the pairs and tried on the rest. The one
-    that gains most there is then learned from all pairs.
+    Every map is first learned from one part of the pairs and tried on the rest. The
+    kind of map that gains most there is then learned from all pairs.
 
     Args:
         configuration: The method of the offsets, `blend`.
-        teachers: The banks, with their gallery. The answers of the bank choose the map
-            if there are no pairs, or if there are at least 50 answers. Otherwise, the
-            pairs choose it.
+        teachers: The banks, with their gallery. The pairs choose the map if the bank's
+            answers were too few and `Teachers.against` dropped them. Otherwise, the
+            bank's answers choose it.
 
     Raises:
         InputError: One of the banks has too few answers.
@@ -480,6 +496,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     if teachers.unasked:
         require_able_to_choose(teachers)
     bases = list_bases(configuration, teachers)
+    # The order of the fits is that in which `cross_validate` numbers the candidates.
     fits = [fit for base in bases for fit in base.variants]
     sides = {
         side: cross_validate(
@@ -488,21 +505,22 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         for side, folds in draw_sides(teachers, teaching).items()
     }
     rng = np.random.default_rng(0)
-    apart = own_share(bank.query_bank, bases[0].others, bank.compute, rng) >= APART
-    allowed = [fit.may_be_chosen(apart, teachers.unasked) for fit in fits]
-    number = choose(sides, bases[0].tau, np.array(allowed), apart)
+    sample = bases[0].gallery_sample
+    are_apart = own_share(bank.query_bank, sample, bank.compute, rng) >= APART
+    allowed = [fit.may_be_chosen(are_apart, teachers.unasked) for fit in fits]
+    number = choose(sides, bases[0].tau, np.array(allowed), are_apart)
 
-    how = fits[number]
-    taught = pairs_of(teachers.together, teaching[teaching < how.below])
-    query_map = how.learn(taught)
-    resolved = configuration.resolve(map_bank(bank, query_map))
-    how = replace(how, method=resolved)
+    chosen = fits[number]
+    taught = pairs_of(teachers.together, teaching[teaching < chosen.teaching_limit])
+    query_map = chosen.learn(taught)
+    # The bank to resolve for is the one that the offsets are fitted on.
+    chosen = replace(chosen, method=configuration.resolve(map_bank(bank, query_map)))
     asked = None
     if "asked" in sides:
         asked = forecast(sides["asked"], number, "other wordings")
     return LearnedMap(
-        model=how.fit(bank, query_map),
-        how=how,
+        model=chosen.fit(bank, query_map),
+        map_fit=chosen,
         asked=asked,
         other=forecast(sides["other"], number, "pairs"),
         unasked=teachers.unasked,
@@ -511,28 +529,28 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
 
 
 def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
-    """Return the fits whose `variants` to try: without and with whitened queries.
+    """Return the fits whose `variants` to try: one without a whitening, one with it.
 
-    If there are both pairs and clicks, both fits are also tried without the pairs,
-    since titles may harm the queries that people ask.
+    If the bank has answers and there are pairs, too, both fits are also tried without
+    the pairs, since titles may harm the queries that people ask.
     """
     bank = teachers.bank
     pairs = teachers.pairs
     rng = np.random.default_rng(0)
     gallery = bank.require_targets()
-    others = draw_sample(gallery, OTHERS, bank.metric, rng)
-    spread = draw_sample(gallery, SPREAD, bank.metric, rng)
+    negatives = draw_sample(gallery, GALLERY_SAMPLE, bank.metric, rng)
+    sample = draw_sample(gallery, WHITENING_SAMPLE, bank.metric, rng)
     bases = list[MapFit]()
-    for z in (None, compute_whitening(bank.query_bank, spread)):
-        whitened = bank
+    for z in (None, compute_whitening(bank.query_bank, sample)):
+        searched = bank
         if z is not None:
-            whitened = replace(bank, query_bank=bank.query_bank @ z.T)
-        method = configuration.resolve(whitened)
+            searched = replace(bank, query_bank=bank.query_bank @ z.T)
+        method = configuration.resolve(searched)
         assert method.tau is not None
-        bases.append(MapFit(method, 0.0, method.tau, others, z, pairs=pairs))
+        bases.append(MapFit(method, 0.0, method.tau, negatives, z, pairs=pairs))
     if pairs is not None and not teachers.unasked:
-        own = len(bank.query_bank)
-        bases += [replace(base, pairs=None, below=own) for base in bases]
+        limit = len(bank.query_bank)
+        bases += [replace(base, pairs=None, teaching_limit=limit) for base in bases]
     return bases
 
 
@@ -540,23 +558,26 @@ def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
 class MapFit:
     """A way to fit offsets and a map together, callable as a `Candidate`.
 
+    The map is (I + strength W) Z, see `solve_map` for W and `compute_whitening` for Z.
+
     method, share: The method of the offsets, and the share of its strength to use.
-    strength, tau, whitening: The parameters of the map.
+    tau: The temperature of W.
+    gallery_sample: A sample of the gallery [o, d], for the negatives "gallery".
+    whitening: Z [d, d]; None for the identity.
     negatives: The targets that the map tells answers from, a key of `STEPS`.
-    others: A sample of the gallery [o, d], for the negatives "gallery".
     pairs: Pairs that teach in addition to those of a fold.
-    below: Only rows of `Teachers.together` below this number teach the map.
+    teaching_limit: Rows of `Teachers.together` from this number on do not teach.
     """
 
     method: Blend
     strength: float
     tau: float
-    others: np.ndarray
+    gallery_sample: np.ndarray
     whitening: np.ndarray | None = None
     share: float = 1.0
     negatives: str = "asked"
     pairs: PreparedBank | None = None
-    below: float = np.inf
+    teaching_limit: float = np.inf
 
     @property
     def variants(self) -> list[MapFit]:
@@ -575,37 +596,38 @@ class MapFit:
 
         `cross_validate` calls this as a `Candidate`.
         """
-        pairs = pairs_of(bank, teach[teach < self.below])
-        # The offsets are those of the whitened bank, whatever the step.
+        pairs = pairs_of(bank, teach[teach < self.teaching_limit])
+        # For speed, all variants share the offsets of the whitened bank. The chosen fit
+        # computes those of the mapped bank.
         whitened = replace(train, query_bank=self.whiten(train.query_bank))
         offsets = self.method.raw_offsets(whitened)
         tried = list[OffsetsAndMap]()
         for negatives, strengths in STEPS.items():
             w = replace(self, negatives=negatives).solve(pairs)
             for strength in strengths:
-                step = replace(self, strength=strength)
-                query_map = step.compose_map(w, len(pairs[0]))
+                variant = replace(self, strength=strength)
+                query_map = variant.compose_map(w, len(pairs[0]))
                 tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
-    def may_be_chosen(self, apart: bool, unasked: bool) -> bool:
+    def may_be_chosen(self, are_apart: bool, unasked: bool) -> bool:
         """Return False for a variant whose losses held-out pairs would not show.
 
-        If queries and targets lie `apart`, these variants are smaller shares of the
-        offsets, and whitenings. Pairs that are `unasked`, such as titles, do not show
-        what smaller shares lose on real queries. A smaller share without a map is never
-        chosen, since nothing was learned.
+        Less than the full offsets is refused if queries and targets `are_apart`, if the
+        pairs are `unasked`, such as titles, or if there is no map, since nothing was
+        learned. A whitening is refused if queries and targets `are_apart`.
         """
-        if self.share < 1 and (apart or unasked or not self.maps):
+        if self.share < 1 and (are_apart or unasked or not self.has_map):
             return False
-        return not apart or self.whitening is None
+        return not are_apart or self.whitening is None
 
     @property
-    def maps(self) -> bool:
+    def has_map(self) -> bool:
         """True if the map is not the identity."""
         return bool(self.strength) or self.whitening is not None
 
     def whiten(self, queries: np.ndarray) -> np.ndarray:
+        """Return `queries` [m, d] times Z', or unchanged without a whitening."""
         return queries if self.whitening is None else queries @ self.whitening.T
 
     def learn(self, pairs: Pairs) -> QueryMap | None:
@@ -615,11 +637,11 @@ class MapFit:
     def solve(self, pairs: Pairs) -> np.ndarray:
         """Return the matrix W [d, d] that `pairs` teach, see `solve_map`."""
         queries, answer, targets = pairs
-        negatives: np.ndarray | None = targets
-        if self.negatives == "gallery":
-            negatives, _ = with_rows(targets, self.others)
-        elif self.negatives == "none":
-            negatives = None
+        negatives = None
+        if self.negatives == "asked":
+            negatives = targets
+        elif self.negatives == "gallery":
+            negatives, _ = with_rows(targets, self.gallery_sample)
         return solve_map(self.whiten(queries), targets[answer], negatives, self.tau)
 
     def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
@@ -629,15 +651,16 @@ class MapFit:
             w: W [d, d]. s is the strength, and Z is the whitening.
             pairs: The number of pairs that taught W.
         """
-        if not self.maps:
+        if not self.has_map:
             return None
         eye = np.eye(len(w), dtype=np.float32)
-        step = self.whiten(eye + np.float32(self.strength) * w) - eye  # Z = Z'
+        # `whiten` multiplies by Z' from the right, and Z = Z', so this is (I + s W) Z.
+        step = self.whiten(eye + np.float32(self.strength) * w) - eye
         return QueryMap(step, self.strength, pairs, self.whitening is not None)
 
     @property
-    def offsets(self) -> Method:
-        """The method with `share` of its strength."""
+    def offset_method(self) -> Method:
+        """The method of the offsets with `share` of its strength."""
         assert self.method.strength is not None, "the method is resolved"
         strength = self.share * self.method.strength
         return self.method.model_copy(update={"strength": strength})
@@ -647,7 +670,7 @@ class MapFit:
 
         The model stores the unmapped bank, and maps it as it maps all queries.
         """
-        model = self.offsets.fit(map_bank(bank, query_map))
+        model = self.offset_method.fit(map_bank(bank, query_map))
         terms = [replace(term, bank=bank.query_bank) for term in model.terms]
         return replace(
             model,
@@ -661,9 +684,11 @@ class MapFit:
     ) -> list[OffsetsAndMap]:
         """Return the offsets and the map that a fold teaches, as a `Candidate`."""
         together = Teachers(bank, self.pairs).together
+        # The added pairs, which follow the bank, teach in every fold.
         added = np.arange(len(bank.query_bank), len(together.query_bank))
         query_map = self.learn(pairs_of(together, np.concatenate([teach, added])))
-        return [(self.offsets.raw_offsets(map_bank(train, query_map)), query_map)]
+        offsets = self.offset_method.raw_offsets(map_bank(train, query_map))
+        return [(offsets, query_map)]
 
 
 def map_bank(bank: PreparedBank, query_map: QueryMap | None) -> PreparedBank:
@@ -674,39 +699,53 @@ def map_bank(bank: PreparedBank, query_map: QueryMap | None) -> PreparedBank:
 
 
 def draw_sides(teachers: Teachers, rows: np.ndarray) -> dict[str, list[Fold]]:
-    """Return the folds of `teachers.together` by side, for the teaching `rows`.
+    """Return the folds of `teachers.together`, by side.
 
-    Only the bank's own pairs are held out, or all pairs if the bank has no answers.
+    `rows` are the pairs that teach. Pairs of the bank are held out, and added pairs
+    (such as titles) only teach. If only the added pairs have answers
+    (`teachers.unasked`), they are held out instead.
 
-    - "other": no pair that teaches has the target of a held-out query.
-    - "asked": some do, so the held-out queries are paraphrases.
-    - "taught", for a log with few paraphrases: the pairs that teach are tested.
+    - "other": pairs whose target no teaching pair has.
+    - "asked": pairs whose target some teaching pair has, in other words.
+    - "taught": pairs that also teach; it replaces "asked" if a log has too few
+      paraphrases.
     """
-    bank = teachers.together
-    answers = bank.require_answers()
-    own = len(teachers.bank.query_bank)
-    held = rows
+    together = teachers.together
+    answers = together.require_answers()
+    bank_size = len(teachers.bank.query_bank)
+    test_rows = rows
     if not teachers.unasked:
-        held = rows[rows < own]
+        test_rows = rows[rows < bank_size]
     rng = np.random.default_rng(0)
-    order = rng.permutation(held)
+    order = rng.permutation(test_rows)
     numbers, target = np.unique(answers, return_inverse=True)
-    by_target = (rng.permutation(len(numbers)) % FOLDS)[target]
-    sides = {"other": hold_out(teachers, rows, order, by_target[order], by_target)}
+    # All queries for a target are in its fold, so none of them teaches there.
+    fold_of_target = rng.permutation(len(numbers)) % FOLDS
+    by_target = fold_of_target[target]
+    other = hold_out(
+        teachers, rows, order=order, fold_of=by_target[order], key=by_target
+    )
+    sides = {"other": other}
 
-    # Spread the wordings of a target over the folds, so that each fold can teach some.
-    by_wording = folds_within(answers[order], FOLDS)
-    if len(held) < len(rows):
-        # Titles teach most targets, even those with a single click.
+    added_pairs_teach = len(test_rows) < len(rows)
+    if added_pairs_teach:
+        # Most targets have a title that teaches, even targets with a single click.
         by_wording = np.arange(len(order)) % FOLDS
+    else:
+        # Spread the wordings of a target over the folds, so that each fold can teach
+        # some.
+        by_wording = folds_within(answers[order], FOLDS)
     asked = []
-    for fold in hold_out(teachers, rows, order, by_wording, bank.same):
+    for fold in hold_out(
+        teachers, rows, order=order, fold_of=by_wording, key=together.same
+    ):
+        # In this fold, some pair of the same target must still teach.
         still_asked = np.isin(answers[fold.test], answers[fold.teach])
         asked.append(fold._replace(test=fold.test[still_asked]))
     if sum(len(fold.test) for fold in asked) >= FEWEST_PARAPHRASES:
         sides["asked"] = asked
-    elif teachers.bank.pairs is None:
-        sides["taught"] = [Fold(np.arange(own), order[:PROBES], rows)]
+    elif teachers.bank.pairs is None:  # a log, whose targets may be asked for again
+        sides["taught"] = [Fold(np.arange(bank_size), order[:PROBES], rows)]
     return sides
 
 
@@ -719,14 +758,16 @@ def hold_out(
 ) -> list[Fold]:
     """Return `FOLDS` folds of the teaching `rows`.
 
-    Offsets are fitted on the bank without the answered queries that do not teach.
+    In each fold, offsets are fitted on the bank's queries that teach and on those
+    without an answer.
 
     Args:
         teachers: The banks.
-        rows: The rows that teach, unless they share the `key` of a held-out query.
+        rows: The rows that teach, except in folds that hold out a row of the same key.
         order: The rows to hold out, in random order [h].
-        fold_of: The fold in which each of these is held out, -1 for none [h].
-        key: The key of each row of `Teachers.together`.
+        fold_of: The fold in which each row of `order` is held out, -1 for none [h].
+        key: A number for each row of `Teachers.together`, such as the fold of its
+            target.
     """
     folds = []
     for number in range(FOLDS):
@@ -734,35 +775,35 @@ def hold_out(
         taught = rows[~np.isin(key[rows], key[tested])]
         is_fitted = teachers.together.require_answers() < 0
         is_fitted[taught] = True
-        own = is_fitted[: len(teachers.bank.query_bank)]
-        folds.append(Fold(np.flatnonzero(own), tested, taught))
+        in_bank = is_fitted[: len(teachers.bank.query_bank)]
+        folds.append(Fold(np.flatnonzero(in_bank), tested, taught))
     return folds
 
 
 def choose(
-    sides: Mapping[str, Margins], tau: float, allowed: np.ndarray, apart: bool
+    sides: Mapping[str, Margins], tau: float, allowed: np.ndarray, are_apart: bool
 ) -> int:
     """Return the number of the candidate whose soft R@1 gains most over the raw search.
 
-    The gain is the mean over the sides, after subtracting `PRUDENCE` standard errors
-    from each. In a log without paraphrases, held-out targets alone would choose a map
-    far too weak for targets that are asked for again, so `AGAIN` times the gain of the
-    pairs that taught stands in for those. On the other sides, R@1 must not fall. Return
-    0, the offsets alone, if no candidate is left.
+    The gain is the mean over the sides. On a side of held-out pairs, `PRUDENCE`
+    standard errors are subtracted, and R@1 must not fall. The side "taught" of a log
+    without paraphrases counts `AGAIN` times its gain: held-out targets alone would
+    choose a map far too weak for targets that are asked for again. Return 0, the
+    offsets alone, if no candidate is left.
 
     Args:
         sides: The trials of all candidates, by side.
         tau: The temperature of the margins.
         allowed: True for each candidate that may be chosen, bool [c].
-        apart: True if queries and targets lie apart. Then no side may gain less than
-            with the offsets alone.
+        are_apart: True if queries and targets lie apart. Then no side of held-out pairs
+            may gain less than with the offsets alone.
     """
     values = list[np.ndarray]()
     for side, tried in sides.items():
         assert tried.margins is not None
         assert tried.right is not None
         soft = 1 / (1 + np.exp(np.clip(-tried.margins / (SOFTNESS * tau), -30, 30)))
-        gains = soft - soft[RAW]
+        gains = soft - soft[RAW_CANDIDATE]
         gain = gains.mean(axis=1)
         if side == "taught":
             values.append(AGAIN * gain)
@@ -770,25 +811,27 @@ def choose(
         error = gains.std(axis=1) / gains.shape[1] ** 0.5
         values.append(gain - PRUDENCE * error)
         right = tried.right.mean(axis=1)
-        allowed = allowed & (right >= right[RAW])
-        if apart:
+        allowed = allowed & (right >= right[RAW_CANDIDATE])
+        if are_apart:
             allowed = allowed & (gain >= gain[0])
+    # If no candidate is allowed, all values are equal, and the first one is returned.
     value = np.where(allowed, np.mean(values, axis=0), -np.inf)
     return int(np.argmax(value))
 
 
 def forecast(tried: Margins, number: int, what: str) -> Side:
-    """Return R@1 of the raw search and of candidate `number`, to be expected later.
+    """Return R@1 to expect of the raw search and of candidate `number`.
 
-    The interval of the change is wider than that of the held-out queries, see `WIDER`.
+    The interval of the change is wider than that of the held-out queries, see
+    `INTERVAL_FACTOR`.
     """
-    side = change_of(tried, RAW, number, what)
+    side = change_of(tried, RAW_CANDIDATE, number, what)
     assert side is not None
     value = side.change.value
     # A loss that none of n pairs shows may still affect 3 in n (the rule of three).
     room = 3 / side.queries
-    low = value + WIDER * (side.change.low - value) - room
-    high = value + WIDER * (side.change.high - value) + room
+    low = value + INTERVAL_FACTOR * (side.change.low - value) - room
+    high = value + INTERVAL_FACTOR * (side.change.high - value) + room
     return replace(side, change=Figure(value, low, high))
 
 
@@ -806,7 +849,8 @@ def solve_map(
     Args:
         queries: Q [m, d].
         answers: A [m, d], the answer of each query.
-        negatives: T [c, d], the targets that an answer is told from, and the answers.
+        negatives: T [c, d]: the answers, and the other targets to tell them from; or
+            None.
         tau: The temperature.
     """
     expected = queries
@@ -827,6 +871,7 @@ def expect_targets(queries: np.ndarray, targets: np.ndarray, tau: float) -> np.n
     size = max(PRODUCTS // len(targets), 1)
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
+        # p is the numerator of the softmax; the division below comes last.
         p = (queries[rows] / np.float32(tau)) @ targets.T
         p -= p.max(axis=1, keepdims=True)
         np.exp(p, out=p)
@@ -840,11 +885,11 @@ def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
         Z = t (k t I + (1 - k) C)^-1
 
     C is the covariance of `bank` [m, d] and `gallery` [n, d], both centred. t is the
-    mean of C's diagonal, and k is `KEPT`.
+    mean of C's diagonal, and k is `IDENTITY_SHARE`.
     """
     centred = np.concatenate([part - part.mean(axis=0) for part in (bank, gallery)])
     covariance = (centred.T @ centred).astype(np.float64) / len(centred)
     eye = np.eye(len(covariance))
     t = max(float(np.trace(covariance)) / len(eye), 1e-30)
-    z = t * np.linalg.inv(KEPT * t * eye + (1 - KEPT) * covariance)
+    z = t * np.linalg.inv(IDENTITY_SHARE * t * eye + (1 - IDENTITY_SHARE) * covariance)
     return np.ascontiguousarray(z, np.float32)

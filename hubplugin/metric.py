@@ -6,7 +6,8 @@ Every metric is written as a similarity s(q, t), where larger means nearer:
     dot         s = q.t
     euclidean   s = -|q - t|^2 / 2
 
-and `corrected(q, t) = s(q, t) + offset(t)` is the same similarity in d + 1 dimensions.
+and `corrected(q, t) = s(q, t) + offset(t)` is such a similarity in d + 1 dimensions
+(see `augment_targets`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Metric(str, Enum):
 def unit_length(xp: Any, vectors: Any) -> tuple[Any, Any]:
     """Return the rows of `vectors` at unit length; zero vectors stay zero.
 
-    Each row is first divided by a power of two. This changes none of its digits and
-    keeps the squares within float32, so a row that has unit length keeps its bits.
+    Each row is first divided by a power of two, which changes none of its digits and
+    keeps the squares of its components within float32. So a row that already has unit
+    length keeps its bits.
 
     Args:
         xp: The array library of `vectors`.
@@ -71,9 +73,9 @@ def normalise(
     """
     unit: np.ndarray
     unit, largest = unit_length(np, vectors)
-    zero = np.flatnonzero(largest == 0)
-    if zero.size:
-        row = zero[0] if numbers is None else numbers[int(zero[0])]
+    zero_rows = np.flatnonzero(largest == 0)
+    if zero_rows.size:
+        row = zero_rows[0] if numbers is None else numbers[int(zero_rows[0])]
         raise ZeroVector(
             f"{name}: row {row} is a zero vector, which has no cosine similarity; "
             "remove it"
@@ -97,9 +99,10 @@ def augment_targets(
 ) -> np.ndarray:
     """Append the offsets to the targets as one more component.
 
-    For inner product and cosine (unit vectors), a target becomes [t, offset / e]. For
-    squared Euclidean distance, it becomes [t, sqrt(2 (max_offset - offset))], so that
-    -|q' - t'|^2 / 2 = s(q, t) + offset(t) - max_offset.
+    For inner product and cosine (unit vectors), a target becomes t' = [t, offset / e],
+    and a query q' = [q, e]. For squared Euclidean distance, they become t' = [t, sqrt(2
+    (max_offset - offset))] and q' = [q, 0], so that -|q' - t'|^2 / 2 = s(q, t) +
+    offset(t) - max_offset.
 
     Args:
         vectors: The targets [n, d].

@@ -37,20 +37,20 @@ def lines(
         clock: The function that returns the time in seconds.
     """
     start = clock()
-    last: float | None = None
+    last_report: float | None = None
 
     def progress(work: str, done: int, total: int) -> None:
-        nonlocal last
-        if last is None:
+        nonlocal last_report
+        if last_report is None:
             say(f"{work} ...")
-        elif clock() - last < LINE_SECONDS:
+        elif clock() - last_report < LINE_SECONDS:
             return
         else:
             say(f"{work}: {done:,} of {total:,}" if total else f"{work}: {done:,}")
-        last = clock()
+        last_report = clock()
 
     yield progress
-    if last is not None:
+    if last_report is not None:
         say(f"took {clock() - start:.0f} s")
 
 

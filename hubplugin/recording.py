@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 FILE = "record.sqlite"
 MOST_WITHIN = 64  # recorders inside another one; each has a thread and a sample
-MOST_HELD = 10_000  # rows per table in memory; more are written without waiting
-LONGEST = 200  # characters in the id of a target; anything longer must be a text
+MOST_UNWRITTEN = 10_000  # rows per table in memory; more are written without waiting
+LONGEST_ID = 200  # characters in the id of a target; a longer one is probably prose
 NO_TARGET = "-1"  # in answers, -1 means that the query has none
-PATIENCE = 5.0  # seconds to wait for other writers, which need a few milliseconds
-ALL = "g"  # a bound above every id
+WAIT_SECONDS = 5.0  # for other writers, which need a few milliseconds
+NO_BOUND = "g"  # a bound above every id
 QUERIES = "queries are"  # the subject and verb of "... not recorded"
 SCHEMA = [
     # The table `queries` has every query of `dim` dimensions with an id below `bound`.
@@ -48,11 +48,12 @@ SCHEMA = [
     "seen INTEGER, first REAL, last REAL)",
     "CREATE TABLE IF NOT EXISTS queries (dim INTEGER, id TEXT, vector BLOB, "
     "time REAL, text TEXT, PRIMARY KEY (dim, id))",
+    # `id` is that of the query, and `target` that of the clicked target.
     "CREATE TABLE IF NOT EXISTS clicks (id TEXT, target TEXT, count INTEGER, "
     "time REAL, PRIMARY KEY (id, target))",
 ]
 ADD_SAMPLE = (
-    f"INSERT INTO samples VALUES (?, '{ALL}', ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    f"INSERT INTO samples VALUES (?, '{NO_BOUND}', ?, ?, ?) ON CONFLICT DO UPDATE SET "
     "seen = seen + excluded.seen, first = min(first, excluded.first), "
     "last = max(last, excluded.last)"
 )
@@ -109,6 +110,7 @@ class Recorded(Sliceable):
         dim, self.seen, self.first, self.last = sample
         self.ids, contents, texts = map(list, zip(*rows, strict=True))
         vectors = np.frombuffer(b"".join(contents), np.float32).reshape(-1, dim)
+        # `_transaction` turns this into an error about the file.
         if [_id(vector) for vector in contents] != self.ids:
             raise ValueError("a vector does not match its id")
         super().__init__(name, vectors, vectors.shape, np.asarray)
@@ -130,6 +132,7 @@ def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
     path = Path(folder)
     for name in filter(None, names):
         quoted = quote(name, safe="")
+        # A name such as ".." must stay inside the folder.
         path /= f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
     return path
 
@@ -184,8 +187,10 @@ def _transaction(
 ) -> Iterator[sqlite3.Connection]:
     """Open the record in `folder` for one transaction. Create the file if necessary.
 
-    There is no write-ahead log: it would need memory shared by all writers. Raises
-    StoreError, or OSError if no file can be created in `folder`.
+    `begin` is the statement that begins the transaction. By default, it locks out other
+    writers at once; "BEGIN" suffices to read. There is no write-ahead log, which would
+    need memory shared by all writers. Raises StoreError, or OSError if no file can be
+    created in `folder`.
     """
     path = folder / FILE
     is_new = not os.path.lexists(path)
@@ -194,7 +199,9 @@ def _transaction(
             f"{path} is a link, or not a file; delete it: a record is only a sample"
         )
     try:
-        with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as record:
+        with closing(
+            sqlite3.connect(path, WAIT_SECONDS, isolation_level=None)
+        ) as record:
             # Overwrite deleted content, so that a forgotten query cannot be recovered.
             record.execute("PRAGMA secure_delete = ON")
             record.execute(begin)
@@ -204,6 +211,7 @@ def _transaction(
                 path.chmod(0o600)
             yield record
             record.execute("COMMIT")
+    # Damaged content raises ValueError or TypeError in the `with` block of the caller.
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise StoreError(
             f"{path} cannot be used ({one_line(error)}); try again, or delete it: "
@@ -222,7 +230,10 @@ def _vectors(queries: Any) -> np.ndarray:
 
 
 def _id(vector: bytes) -> str:
-    """Return the id of a query with these float32 bytes: 64 bits of a hash in hex."""
+    """Return the id of a query with these float32 bytes, in hexadecimal digits.
+
+    It is made of the first 8 bytes of the SHA-256, the last of these bytes first.
+    """
     return sha256(vector).digest()[7::-1].hex()
 
 
@@ -251,10 +262,10 @@ def as_target_id(target: object) -> int | str:
         text = str(target)
     elif isinstance(target, (int, np.integer)) and not isinstance(target, bool):
         text = str(int(target))
-    if not 0 < len(text) <= LONGEST or text == NO_TARGET:
+    if not 0 < len(text) <= LONGEST_ID or text == NO_TARGET:
         raise InputError(
             "expected the id of a target: an integer other than -1, or a text of 1 to "
-            f"{LONGEST} characters; got {type(target).__name__}"
+            f"{LONGEST_ID} characters; got {type(target).__name__}"
         )
     return plain_id(text)
 
@@ -311,8 +322,10 @@ class Recorder:
         collections: Iterable[str] | None = None,
     ):
         if isinstance(collections, str):
-            given = f"collections={collections!r}"
-            raise InputError(f"{given}: expected a list of names, as [{collections!r}]")
+            raise InputError(
+                f"collections={collections!r}: expected a list of names, as "
+                f"[{collections!r}]"
+            )
         if size < 1 or seconds <= 0:
             raise InputError(
                 "a recorder needs a size and seconds above 0; "
@@ -321,14 +334,16 @@ class Recorder:
         # Make it absolute: the program may change its working directory before it ends.
         self.folder = Path(folder).absolute()
         if self.folder.is_file():
-            expected = "queries are recorded in a folder: name another"
-            raise InputError(f"{self.folder} is a file; {expected}")
+            raise InputError(
+                f"{self.folder} is a file; queries are recorded in a folder: name "
+                "another"
+            )
         self.size = size
         self.texts = texts
         self.seconds = seconds
         self.collections = None if collections is None else frozenset(collections)
-        self._within: dict[tuple[str, ...], Recorder] = {}
-        self._failed = set[str]()
+        self._subrecorders: dict[tuple[str, ...], Recorder] = {}
+        self._reported = set[str]()
         self._begin()
         atexit.register(self.flush)
         if hasattr(os, "register_at_fork"):
@@ -340,9 +355,10 @@ class Recorder:
         self._adding = threading.Lock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
+        # For each number of dimensions, a bound above all ids of the sample.
         self._bounds: dict[int, str] = {}
         # Rows that are not on disk yet, by the SQL statement that inserts them.
-        self._heard = defaultdict[str, list[tuple[Any, ...]]](list)
+        self._unwritten = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """Record queries. Never raises.
@@ -364,36 +380,43 @@ class Recorder:
             now = time.time()
             # Count every query, but keep only finite ones that are not zero.
             has_direction = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-            kept = []
+            rows = []
             for vector in vectors[has_direction]:
                 content = vector.tobytes()
                 id = _id(content)
-                if id < self._bounds.get(dim, ALL):
-                    kept.append((dim, id, content, now, text))
+                # The sample has only ids below the bound that the last write found.
+                if id < self._bounds.get(dim, NO_BOUND):
+                    rows.append((dim, id, content, now, text))
             self._hold(ADD_SAMPLE, (dim, count, now, now))
-            self._hold(ADD_QUERY, *kept)
+            self._hold(ADD_QUERY, *rows)
         except Exception as error:
             self.fail(error)
 
     def _hold(self, statement: str, *rows: tuple[Any, ...]) -> None:
-        """Hold rows in memory until the next write. Write now if there are many."""
+        """Keep rows in memory until the next write. Write now if there are many.
+
+        Args:
+            statement: The SQL statement that will insert the rows.
+            *rows: The values of the statement, one row each.
+        """
         with self._adding:
-            held = self._heard[statement]
-            held += rows
+            unwritten = self._unwritten[statement]
+            unwritten += rows
             if self._timer is None:
                 self._timer = threading.Timer(self.seconds, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
-        if len(held) > MOST_HELD and not self._writing.locked():
+        # While another thread writes, the next write will take these rows.
+        if len(unwritten) > MOST_UNWRITTEN and not self._writing.locked():
             self.flush()
 
     @staticmethod
     def id_of(query: VectorLike) -> str:
         """Return the id of a query [d], 16 hexadecimal digits.
 
-        An HTTP service can send it with the results, so that `click` needs no vector.
-        It is a hash of the float32 bytes, the same on every machine. Raises InputError
-        if `query` is not a single query.
+        An HTTP service can send the id with the results, so that `click` needs no
+        vector. The id is a hash of the float32 bytes, the same on every machine. Raises
+        InputError if `query` is not a single query.
         """
         vectors = _vectors(query)
         if len(vectors) != 1:
@@ -435,12 +458,12 @@ class Recorder:
             InputError: An id is malformed.
             StoreError: A file cannot be read or written. It is left unchanged.
         """
-        forgotten = {as_id(id) for id in ids}
+        checked_ids = {as_id(id) for id in ids}
         self.flush()  # otherwise a query in memory would be written after its deletion
         count = 0
         for path in sorted(self.folder.rglob(FILE)):
             with _transaction(path.parent) as record:
-                for id in forgotten:
+                for id in checked_ids:
                     queries = record.execute("DELETE FROM queries WHERE id = ?", (id,))
                     clicks = record.execute("DELETE FROM clicks WHERE id = ?", (id,))
                     if queries.rowcount + clicks.rowcount > 0:
@@ -448,8 +471,11 @@ class Recorder:
         return count
 
     def flush(self) -> None:
-        """Write all rows in memory, here and in recorders `within`. Never raises."""
-        for recorder in (self, *self._within.values()):
+        """Write all rows in memory. Never raises.
+
+        This includes the rows of all recorders that `within` has returned.
+        """
+        for recorder in (self, *self._subrecorders.values()):
             try:
                 recorder._write()
             except Exception as error:
@@ -458,44 +484,47 @@ class Recorder:
     def _write(self) -> None:
         """Write the rows in memory, and reduce the sample to `size`.
 
-        `add` and `click` wait only while the rows are taken over, not for the disk.
+        `add` and `click` wait only while this method takes the rows, not for the disk.
         """
         with self._writing:
             with self._adding:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = None
-                heard = self._heard.copy()
-                self._heard.clear()
-            if not heard:
+                rows_of = self._unwritten.copy()
+                self._unwritten.clear()
+            if not rows_of:
                 return
-            has_queries = ADD_SAMPLE in heard
+            has_queries = ADD_SAMPLE in rows_of
             if not has_queries and not os.path.lexists(self.folder / FILE):
                 # A click in a misspelt collection must not create a folder for it.
                 self.fail(InputError("no query was recorded there"), "a click is")
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _transaction(self.folder) as record:
-                for statement, rows in heard.items():
+                for statement, rows in rows_of.items():
                     record.executemany(statement, rows)
                 for statement in KEEP:
                     record.execute(statement, {"size": self.size})
                 bounds = dict(record.execute("SELECT dim, bound FROM samples"))
         with self._adding:
             self._bounds = bounds
-        self._failed.discard(QUERIES)
+        self._reported.discard(QUERIES)
 
     def fail(self, error: Exception, what: str = QUERIES) -> None:
-        """Log that queries or clicks are not recorded, but only once in a row.
+        """Log that queries or clicks are not recorded.
+
+        A failure of queries is logged once until a write succeeds, any other once.
 
         Args:
             error: The reason.
             what: The subject and verb of the message, such as "a click is".
         """
-        if what not in self._failed:
-            self._failed.add(what)
-            message = "%s not recorded in %s: %s; searches go on"
-            logging.getLogger(__name__).warning(message, what, self.folder, error)
+        if what not in self._reported:
+            self._reported.add(what)
+            logging.getLogger(__name__).warning(
+                "%s not recorded in %s: %s; searches go on", what, self.folder, error
+            )
 
     def close(self) -> None:
         """Write all rows in memory. This happens automatically when Python exits."""
@@ -511,13 +540,14 @@ class Recorder:
         Raises:
             InputError: There are 64 such recorders already.
         """
-        found = self._within.get(names)
-        if found is not None:
-            return found
-        if len(self._within) >= MOST_WITHIN:
+        recorder = self._subrecorders.get(names)
+        if recorder is not None:
+            return recorder
+        if len(self._subrecorders) >= MOST_WITHIN:
             raise InputError(
                 f"it holds {MOST_WITHIN} samples already; {'/'.join(names)} is left out"
             )
         folder = folder_within(self.folder, *names)
-        made = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
-        return self._within.setdefault(names, made)
+        recorder = Recorder(folder, self.size, texts=self.texts, seconds=self.seconds)
+        # If another thread was first, its recorder counts.
+        return self._subrecorders.setdefault(names, recorder)

@@ -35,6 +35,7 @@ def without_secrets(url: str) -> str:
     Any other option may hold a password, even under a misspelt name.
     """
     place, _, options = url.partition("?")
+    # "//USER:PASSWORD@HOST" becomes "//USER@HOST".
     place = re.sub(r"(//[^/@:]*?)(:|%3a).*@", r"\1@", place, flags=re.IGNORECASE)
     shown = "&".join(
         option

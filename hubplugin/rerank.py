@@ -1,15 +1,15 @@
 """Corrections that depend on the query, which no stored offset can express.
 
 They re-rank a list of candidates. A rule is fitted once. Its method `keep` returns all
-that it needs to know about a target when a query comes: a number or a bit, which any
-store can hold beside the vector:
+that the rule needs to know about a target when a query comes: numbers or bits, which
+any store can hold beside the vector:
 
     dis        the offset that the target has already, and one bit
     dualdis    for each of two banks, a part of the offset and one bit
     dsl        one number
     gc         nothing: it reads the candidates' own vectors
 
-`keep` also serves new targets without a refit, as their offsets need none.
+New targets need no refit: `keep` returns their values, too.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Dynamic(Rule):
             nearest = TopK(k)
             bank = model.similarities(term, compute).bank
             search(bank, vectors, model.metric, compute, nearest, label=label)
-            (scores,) = nearest.scores  # [m, k], in descending order
+            (scores,) = nearest.scores  # of one candidate: [m, k], in descending order
             thresholds.append(scores[:, -1])
         return cls(model, thresholds)
 
@@ -188,12 +188,13 @@ class Dynamic(Rule):
         model = self.fitted
         for term, thresholds in zip(model.terms, self.thresholds, strict=True):
             similarities = model.similarities(term, Compute())
+            # Here, a product may be rounded differently than in `of`.
             slack = ROUNDING * max(1.0, float(np.abs(thresholds).max()))
             library = similarities.library
-            lowest = library.to_device(thresholds - slack)
+            lowered = library.to_device(thresholds - slack)
             for tile in similarities.tiles(vectors, "activation set"):
                 s = tile.s  # [targets, bank queries]
-                is_near = s >= library.xp.astype(lowest, s.dtype, copy=False)
+                is_near = s >= library.xp.astype(lowered, s.dtype, copy=False)
                 activated[tile.rows] |= to_host(is_near.any(1))
         return activated
 
@@ -205,9 +206,10 @@ class Dynamic(Rule):
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         offsets = kept[:, 0]
-        activated = kept[:, 1] > 0
-        applies = activated[similarities.argmax(axis=1)]
-        scores: np.ndarray = similarities + applies[:, None] * offsets
+        is_activated = kept[:, 1] > 0
+        # The activation of a query's nearest target decides for all its candidates.
+        is_corrected = is_activated[similarities.argmax(axis=1)]
+        scores: np.ndarray = similarities + is_corrected[:, None] * offsets
         return scores
 
 
@@ -217,14 +219,15 @@ class DualDynamic(Rule):
 
     NNN appendix A1 (`dualdis`). The score of eq. 3 is a product with one factor for
     each bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw nearest
-    target is in the bank's activation set, and s for every other query. `factors` has
-    one rule of one term for the query bank, and one for the target bank.
+    target is in the bank's activation set, and s for every other query.
 
-    Scores are in the log domain. If a factor applies, they are lambda * log of the
-    paper's up to a constant, with lambda as in `dualis`; if none applies, they are s. A
-    similarity takes the place of a probability, so it should be positive. Any other
-    similarity is replaced by `NO_SIMILARITY`, which leaves the ranking to the other
-    factor.
+    Scores are in the log domain. If at least one factor applies to a query, they are
+    lambda * log of the paper's up to a constant, with lambda as in `dualis`; if none
+    applies, they are s. If only one factor applies, a similarity takes the place of the
+    other probability, so it should be positive. Any other similarity is replaced by
+    `NO_SIMILARITY`, which leaves the ranking to the factor that applies.
+
+    factors: A rule of one term for the query bank, then one for the target bank.
     """
 
     factors: Sequence[Dynamic]
@@ -235,19 +238,22 @@ class DualDynamic(Rule):
         return np.hstack([factor.keep(vectors) for factor in self.factors])
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        # `kept` has the offset and the activation for the query bank, then both for the
+        # target bank. The activation of a query's nearest target decides.
         nearest = similarities.argmax(axis=1)
         by_query = kept[nearest, 1, None] > 0
         by_target = kept[nearest, 3, None] > 0
-        both = by_query & by_target
-        scores: np.ndarray = similarities + both * (kept[:, 0] + kept[:, 2])
+        by_both = by_query & by_target
+        scores: np.ndarray = similarities + by_both * (kept[:, 0] + kept[:, 2])
         positive = np.maximum(similarities, NO_SIMILARITY)
-        for applies, factor, offsets in (
+        for applies_alone, factor, offsets in (
             (by_query & ~by_target, self.factors[0], kept[:, 0]),
             (by_target & ~by_query, self.factors[1], kept[:, 2]),
         ):
             term = cast(LogSumExp, factor.fitted.terms[0])
             logarithm = np.log(positive) + similarities / term.tau
-            scores = np.where(applies, -term.scale * logarithm + offsets, scores)
+            corrected = offsets - term.scale * logarithm
+            scores = np.where(applies_alone, corrected, scores)
         return scores
 
 
@@ -271,6 +277,7 @@ class DualSoftmax(Rule):
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         exponent = self.temperature * similarities
+        # The fraction of the definition, from the logarithm of its denominator.
         share = np.exp(exponent - np.logaddexp(exponent, kept))
         scores: np.ndarray = similarities * share
         return scores
@@ -290,10 +297,11 @@ class GloballyCorrected(Rule):
         library = self.fitted.library
         scores = np.array(similarities, np.float64)
         vectors = as_vectors(kept, "candidates")
+        # The rank is the number of bank queries that are nearer to the target.
         for tile in self.fitted.tiles(vectors, "ranks in the bank"):
             for row, s in zip(scores, similarities[:, tile.rows], strict=True):
-                own = library.to_device(s, tile.s.dtype)[:, None]
-                row[tile.rows] -= to_host(library.xp.sum(tile.s > own, axis=1))
+                own_score = library.to_device(s, tile.s.dtype)[:, None]
+                row[tile.rows] -= to_host(library.xp.sum(tile.s > own_score, axis=1))
         return scores
 
 
@@ -347,7 +355,7 @@ class DualDynamicInvertedSoftmax(QueryMethod):
         )
         model, _ = method.run(bank)
         factors = []
-        for term in model.terms:
+        for term in model.terms:  # of the query bank, then of the target bank
             factor = replace(model, terms=(term,), fitted=None)
             factor = factor.centre_on(targets, compute=quiet)
             factors.append(Dynamic.of(factor, targets, self.k, quiet))

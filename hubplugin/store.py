@@ -37,7 +37,7 @@ class Batch:
     vectors: The vectors, float32 [b, d].
     offsets: The offsets of the active correction in the store, float32 [b]. NaN for a
         target without one, infinite if the offset was computed for another vector.
-    place: The position of the batch, which only the store reads when it is written.
+    place: The position of the batch, for the store: `Writing.write` may need it.
     foreign: The number of targets whose offset was not written by a correction of this
         store.
     values: The value of each target in the field passed to `Store.scan`, or None.
@@ -56,9 +56,9 @@ class Batch:
     def take(self, rows: np.ndarray) -> Batch:
         """Return a batch of the targets in `rows`, for `Writing.write`."""
         ids = [self.ids[row] for row in rows.tolist()]
-        vectors = self.vectors[rows]
-        offsets = self.offsets[rows]
-        return Batch(ids, vectors, offsets, self.place, self.foreign)
+        return Batch(
+            ids, self.vectors[rows], self.offsets[rows], self.place, self.foreign
+        )
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,18 @@ class Writing(ABC):
     """
 
     wrong: int | None = None
-    """The number of missing or stale offsets, if counted. Set before `activate`."""
+    """The number of missing or stale offsets; None if nobody counted them.
+
+    The job sets it before `activate`.
+    """
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
         """Yield the targets that may lack an offset of this version.
 
-        These are all targets, or the remaining ones if an earlier run was interrupted.
-        The batches have the offsets of this version, NaN for a target without one.
+        These are all targets, or the remaining targets if an earlier run was
+        interrupted. The batches have the offsets of this version, NaN for a target
+        without one.
         """
 
     @abstractmethod
@@ -217,12 +221,14 @@ class Store(ABC):
     def for_job(self) -> Store:
         """Return this store for one job.
 
-        The returned store may cache data that only jobs change, such as a manifest.
+        The returned store may cache data that only jobs change, such as a manifest. By
+        default, it is this store.
         """
         return self
 
     def __repr__(self) -> str:
-        # Send no request: the store may be remote, or busy with a job.
+        # Send no request: the store may be remote, or busy with a job. So `dim` is only
+        # shown if it is known already.
         parts = [self.url, self.metric.value]
         if "dim" in vars(self):
             parts.append(f"{self.dim} dimensions")
@@ -249,11 +255,11 @@ class Store(ABC):
 
     def require_field(self, field: str) -> None:
         """Raise StoreError if `fields` lacks a field. For stores with a schema."""
-        known = self.fields()
-        if field not in known:
+        fields = self.fields()
+        if field not in fields:
             raise StoreError(
                 f"{self.url} has no column {field!r}; its columns are "
-                f"{', '.join(known)}"
+                f"{', '.join(fields)}"
             )
 
     @abstractmethod
@@ -417,6 +423,7 @@ class ErrorTranslator:
         return self._wrap(result)
 
     def _wrap(self, result: Any) -> Any:
+        """Return a proxy for an object of the library, and other objects unchanged."""
         if type(result).__module__.partition(".")[0] != self._library:
             return result
         return ErrorTranslator(result, self._url, self._kinds)

@@ -114,20 +114,22 @@ class Gallery(ABC):
     def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
         """Return queries near targets of the gallery."""
         rng = np.random.default_rng(seed)
-        near = self.vectors()[rng.integers(self.rows, size=count)]
-        scale = 0.5 * float(np.abs(near).mean())
-        return self._scale(near + scale * rng.normal(size=near.shape))
+        targets = self.vectors()[rng.integers(self.rows, size=count)]
+        scale = 0.5 * float(np.abs(targets).mean())
+        return self._scale(targets + scale * rng.normal(size=targets.shape))
 
     @pytest.fixture
     def store(self) -> Store:
         return self.create(self.ids(), self.vectors())
 
     def _scale(self, vectors: np.ndarray) -> np.ndarray:
+        """Return `vectors` [n, d] as float32, at unit length for cosine."""
         if self.metric is Metric.COSINE:
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors.astype(np.float32)
 
     def _model(self, method: str = "is") -> OffsetModel:
+        """Return a model of the gallery without a query map."""
         bank = self.queries(seed=4, count=200)
         return fit(self.vectors(), bank, method, metric=self.metric)
 
@@ -151,12 +153,12 @@ class Gallery(ABC):
 
         The queries are turned away from the targets; a query map can turn them back.
         """
-        self._models(store, mapped=True)
+        self._models(store, mapped=True)  # skips the test if the store holds no map
         rng = np.random.default_rng(8)
         vectors = self.vectors()
         turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        moved = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
-        queries = np.concatenate([vectors, moved]) @ np.linalg.inv(turn)
+        noisy = vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)
+        queries = np.concatenate([vectors, noisy]) @ np.linalg.inv(turn)
         return self._scale(queries), np.array(2 * self.ids())
 
     def _cut_off(
@@ -173,8 +175,8 @@ class Gallery(ABC):
             model: The model that the run writes.
 
         Returns:
-            The store as another process opens it, and the ids whose offsets were
-            written.
+            The store as another process opens it, and the ids of the targets whose
+            offsets were written.
         """
         writing = store.begin(model)
         written: list[Id] = []
@@ -188,6 +190,7 @@ class Gallery(ABC):
             if moment != "all written":
                 break
         if moment == "raised":
+            # The error leaves the `with` statement, so the writing is closed.
             with pytest.raises(KeyboardInterrupt), writing:
                 raise KeyboardInterrupt
         return self.reopen(store), written
@@ -232,9 +235,9 @@ class Gallery(ABC):
     ) -> None:
         """Assert that searches return the exact rankings, raw and by `model`.
 
-        They may differ in ties, and as far as the store's `recall` allows. `fresh` are
-        the vectors of targets added after the gallery. Their offset is 0 until a
-        refresh, so pass `refreshed` after one.
+        Results may differ from these in ties, and as far as `recall` allows. `fresh`
+        are the vectors of targets that were added to the gallery, in the order of
+        `fresh_ids`. Their offset is 0 until a refresh; `refreshed` is True after it.
         """
         vectors = self.vectors()
         if fresh is not None:
@@ -252,13 +255,15 @@ class Gallery(ABC):
     def _assert_hits(self, hits: Hits, scores: np.ndarray) -> None:
         """Assert that `hits` have the K largest `scores` [q, t], in sorted order."""
         ids = self.ids() + self.fresh_ids()
-        ranked = np.array([[ids.index(key) for key in line] for line in hits.ids])
+        ranked = np.array([[ids.index(key) for key in found] for found in hits.ids])
         assert ranked.shape == (len(scores), K)
+        # Any target that ties with the K-th best is right.
         kth_score = np.sort(scores, axis=1)[:, -K][:, None]
         is_right = np.take_along_axis(scores, ranked, axis=1) >= kth_score - 1e-5
         assert is_right.mean() >= self.recall
-        for line in map(list, hits.scores):
-            assert sorted(line) in (line, line[::-1])
+        # A store's scores may be similarities, which fall, or distances, which rise.
+        for row in map(list, hits.scores):
+            assert sorted(row) in (row, row[::-1])
 
     def _similarities(
         self, model: OffsetModel | None, vectors: np.ndarray
@@ -270,25 +275,27 @@ class Gallery(ABC):
             queries = queries + queries @ model.query_map.step.astype(np.float64).T
         similarities: np.ndarray = queries @ targets.T
         if self.metric is Metric.EUCLIDEAN:
+            # -|q - t|^2 / 2 = q.t - (|q|^2 + |t|^2) / 2
             lengths = (queries**2).sum(axis=1)[:, None] + (targets**2).sum(axis=1)
             similarities -= lengths / 2
         return similarities
 
     def _assert_stored(self, store: Store, model: OffsetModel | None) -> None:
         """Assert that a scan yields each target once, with its offset under `model`."""
-        known = self.ids()
+        gallery_ids = self.ids()
         ids: list[Id] = []
         for batch in store.scan():
             ids += batch.ids
-            vectors = self.vectors()[[known.index(key) for key in batch.ids]]
-            offsets = np.full(len(vectors), np.nan)
-            near = 1e-6
-            if model is not None:
+            vectors = self.vectors()[[gallery_ids.index(key) for key in batch.ids]]
+            if model is None:
+                offsets = np.full(len(vectors), np.nan)
+                tolerance = 1e-6
+            else:
                 offsets = model.offsets(vectors)
-                near = max(store.precision, 1e-5)
-            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=near)
-            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=near)
-        assert sorted(ids, key=str) == sorted(known, key=str)
+                tolerance = max(store.precision, 1e-5)
+            np.testing.assert_allclose(batch.vectors, vectors, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(batch.offsets, offsets, rtol=0, atol=tolerance)
+        assert sorted(ids, key=str) == sorted(gallery_ids, key=str)
 
     def _assert_raw(self, store: Store) -> Store:
         """Assert that the store is in the state of one that was never corrected.
@@ -333,6 +340,7 @@ class StoreConformance(Gallery):
     ) -> None:
         first, second = self._models(store, mapped)
         for active, model in ((None, first), (first, second)):
+            # Until `activate`, searches and scans must not change.
             hits = store.search(self.queries(), K)
             with store.begin(model) as writing:
                 for batch in writing.scan():
@@ -357,14 +365,16 @@ class StoreConformance(Gallery):
         correction = store.correction()
         assert correction is None or not correction.active
         self._assert_ranking(store, None)
-        there: list[Id] = []
+        to_write: list[Id] = []
         with store.begin(model) as writing:
             for batch in writing.scan():
-                lacks = np.flatnonzero(np.isnan(batch.offsets))
-                there += batch.take(lacks).ids
+                lacking = np.flatnonzero(np.isnan(batch.offsets))
+                to_write += batch.take(lacking).ids
+        # A store that resumes offers only the targets that the killed run had left.
+        # Any other store offers all targets again.
         if self.resumes:
-            there += written
-        assert sorted(there, key=str) == sorted(self.ids(), key=str)
+            to_write += written
+        assert sorted(to_write, key=str) == sorted(self.ids(), key=str)
         write(store, model)
         self._assert_active(store, model)
 
@@ -378,8 +388,8 @@ class StoreConformance(Gallery):
         # A write may change which near targets an approximate index finds.
         again = store.search(self.queries(), K)
         pairs = zip(hits.ids, again.ids, strict=True)
-        same = [len({*first} & {*second}) for first, second in pairs]
-        assert np.mean(same) >= self.recall * K
+        shared = [len({*first} & {*second}) for first, second in pairs]
+        assert np.mean(shared) >= self.recall * K
         write(store, model)
         self._assert_active(store, model)
 
@@ -399,10 +409,10 @@ class StoreConformance(Gallery):
         write(store, model)
         fresh = self.queries(seed=3, count=5)
         store = self.insert_plain(store, self.fresh_ids(), fresh)
-        if not mapped:
+        if not mapped:  # a mapped query need not find the target that equals it
             hits = store.search(fresh, K)
-            for key, found in zip(self.fresh_ids(), hits.ids, strict=True):
-                assert key in found
+            for key, ids in zip(self.fresh_ids(), hits.ids, strict=True):
+                assert key in ids
         self._assert_counts(store, self.rows + 5, lacking=5)
         applied = refresh(store)
         assert applied.missing + applied.stale == 5
@@ -419,15 +429,15 @@ class StoreConformance(Gallery):
         store = self.insert_plain(store, self.fresh_ids(), fresh)
         self._assert_ranking(store, model, fresh)
 
-    @pytest.mark.parametrize("found", ["nothing", "half", "offsets", "query map"])
+    @pytest.mark.parametrize("state", ["nothing", "half", "offsets", "query map"])
     def test_a_removal_leaves_the_store_as_it_was(
-        self, store: Store, found: str
+        self, store: Store, state: str
     ) -> None:
-        models = self._models(store, mapped=found == "query map")
+        models = self._models(store, mapped=state == "query map")
         raw = store.search(self.queries(), K)
-        if found == "half":
+        if state == "half":
             store, _ = self._cut_off("within a batch", store, models[0])
-        elif found != "nothing":
+        elif state != "nothing":
             for model in models:
                 write(store, model)
         store.remove()
@@ -465,6 +475,7 @@ class StoreConformance(Gallery):
             rollback(store)
         write(store, second)
         for restored, active in ((first, second), (second, first)):
+            # A dry run must change nothing.
             planned = rollback(store, dry_run=True)
             assert planned.model.fingerprint == restored.fingerprint
             assert not planned.written
@@ -473,14 +484,14 @@ class StoreConformance(Gallery):
             store = self._assert_active(store, restored, previous=active)
 
     @at_each_moment
-    @pytest.mark.parametrize("of", ["the model before", "another model"])
+    @pytest.mark.parametrize("cut_off", ["the model before", "another model"])
     def test_a_rollback_is_possible_behind_a_run_that_was_cut_off(
-        self, store: Store, moment: str, of: str
+        self, store: Store, moment: str, cut_off: str
     ) -> None:
         first, second = self._models(store, mapped=False)
         write(store, first)
         write(store, second)
-        model = first if of == "the model before" else self._model("csls")
+        model = first if cut_off == "the model before" else self._model("csls")
         store, _ = self._cut_off(moment, store, model)
         store = self._assert_active(store, second, previous=first)
         rollback(store)
@@ -516,7 +527,8 @@ class StoreConformance(Gallery):
         live = self.queries(seed=7, count=150)
         hubness = inspect(store, live).hubness
         assert hubness is not None
-        for told, raw in ((hubness.raw, True), (hubness.corrected, False)):
-            found = Counter(chain.from_iterable(store.search(live, 10, raw=raw).ids))
-            expected = skewness(np.array([found[key] for key in self.ids()]))
-            assert abs(told - expected) < (1e-6 if self.recall == 1 else 0.3)
+        tolerance = 1e-6 if self.recall == 1 else 0.3
+        for reported, raw in ((hubness.raw, True), (hubness.corrected, False)):
+            counts = Counter(chain.from_iterable(store.search(live, 10, raw=raw).ids))
+            expected = skewness(np.array([counts[key] for key in self.ids()]))
+            assert abs(reported - expected) < tolerance

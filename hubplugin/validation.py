@@ -1,12 +1,12 @@
 """Cross-validation: does a correction help queries that its fit has not seen?
 
-The guard, the choice of a query map's strength, `refit` and `diagnose` all call
-`cross_validate`. With known answers, each query has a margin: the score of its own
-target minus that of the best other target. Without, only hubness can be measured.
+The guard, the choice of a query map, `refit` and `diagnose` all call `cross_validate`.
+With known answers, each query has a margin: the score of its own target minus that of
+the best other target. Without known answers, only hubness can be measured.
 
-A fold sees at most `FIT_ROWS` of the bank and twice as many targets. All folds together
-try at most `HELD_OUT` queries, drawn at random. So the cost does not grow with the
-gallery.
+A fold fits a correction on at most `FIT_ROWS` rows of the bank and twice as many
+targets. All folds together try at most `HELD_OUT` queries, drawn at random. So the cost
+does not grow with the gallery.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FOLDS = 5
 """The number of folds. Each fit keeps 4/5 of the bank, so that the best correction for
 a fit is the best for the whole bank."""
 
-FEWER = 3
+FEWER_FOLDS = 3
 """The number of folds for figures that decide nothing."""
 
-MEASURED = 1_000
+MEASURED_QUERIES = 1_000
 """The number of fitted and of held-out queries that suffice for such figures."""
 
 HELD_OUT = 2_500
@@ -70,8 +70,9 @@ class Fold(NamedTuple):
 def make_folds(rows: np.ndarray, fold_of: np.ndarray) -> list[Fold]:
     """Make folds of the bank queries in `rows` [m].
 
-    `fold_of` [m] has the fold in which each query is held out; -1 for none. All folds
-    together try at most `HELD_OUT` queries.
+    `fold_of` [m] has the fold in which each query is held out; a query with -1 is never
+    held out, and all folds train on it. All folds together try at most `HELD_OUT`
+    queries: each fold tries the first of its queries, in the order of `rows`.
     """
     count = int(fold_of.max()) + 1
     folds = []
@@ -102,22 +103,23 @@ def folds_of(bank: PreparedBank, seed: int = 0, count: int = FOLDS) -> list[Fold
     if bank.known_answers is None:
         rows = rng.permutation(bank.distinct)
         return make_folds(rows, np.arange(len(rows)) % count)
-    rows, place = _order_by_target(bank.distinct, bank.known_answers, rng)
-    others = np.setdiff1d(bank.distinct, rows)
-    fold_of = np.concatenate([place % count, np.full(len(others), -1)])
-    return make_folds(np.concatenate([rows, others]), fold_of)
+    answered, place = _order_by_target(bank.distinct, bank.known_answers, rng)
+    # Queries without an answer are never held out.
+    unanswered = np.setdiff1d(bank.distinct, answered)
+    fold_of = np.concatenate([place % count, np.full(len(unanswered), -1)])
+    return make_folds(np.concatenate([answered, unanswered]), fold_of)
 
 
 def folds_among(bank: PreparedBank, may_test: np.ndarray) -> list[Fold]:
-    """Split the distinct queries of a bank into folds that test only some, bool [m].
+    """Split the distinct queries of a bank into folds that hold out only some of them.
 
     Queries are held out one by one, so other wordings of the same target may stay in
-    the fit.
+    the fit. `may_test`, bool [m], is True for each query that may be held out.
     """
     rows = np.random.default_rng(0).permutation(bank.distinct)
     is_tested = may_test[rows]
-    order = np.cumsum(is_tested) - 1
-    return make_folds(rows, np.where(is_tested, order % FOLDS, -1))
+    number = np.cumsum(is_tested) - 1  # of each query among those that may be held out
+    return make_folds(rows, np.where(is_tested, number % FOLDS, -1))
 
 
 def paraphrase_folds(bank: PreparedBank, seed: int = 0) -> list[Fold]:
@@ -140,7 +142,7 @@ def _order_by_target(
 
     Returns:
         The rows of the queries [m], and the place of each query's target in the random
-        order [m]. The places ascend.
+        order of the targets [m]. Both are sorted by place.
 
     Raises:
         InputError: The answers name too few targets.
@@ -152,6 +154,7 @@ def _order_by_target(
             f"answers name {len(numbers)} targets; holding some of them out needs at "
             f"least {2 * FOLDS}"
         )
+    # The position of each target in a random permutation, for each query.
     place = np.argsort(rng.permutation(len(numbers)))[target]
     return answered[np.argsort(place, kind="stable")], np.sort(place)
 
@@ -166,10 +169,11 @@ def folds_within(answer: np.ndarray, count: int) -> np.ndarray:
         rows_of[target].append(row)
     rows_of.pop(-1, None)
     fold_of = np.full(len(answer), -1)
-    for first, rows in enumerate(rows_of.values()):
+    for first_fold, rows in enumerate(rows_of.values()):
         if len(rows) > 1:
-            # Each target starts at another fold, so that all folds have equal size.
-            fold_of[rows] = (first + np.arange(len(rows))) % count
+            # Successive targets begin at successive folds, so that all folds get about
+            # the same number of queries.
+            fold_of[rows] = (first_fold + np.arange(len(rows))) % count
     return fold_of
 
 
@@ -186,8 +190,8 @@ def fit_rows(bank: PreparedBank) -> int:
     """Return `FIT_ROWS`, or fewer if memory does not suffice.
 
     A fit of r rows has 2 r targets and at most r rows of the target bank, so it holds
-    about 5 r^2 float32 similarities. A Sinkhorn fit also holds their exponentials. The
-    limit of 32 r^2 bytes allows for 8 r^2 values.
+    about 5 r^2 float32 similarities. A Sinkhorn fit also holds exponentials, as far as
+    memory has room. The limit of 32 r^2 bytes leaves 12 r^2 for them.
     """
     return min(FIT_ROWS, max(math.isqrt(bank.compute.bytes() // 32), 2 * FOLDS))
 
@@ -211,9 +215,10 @@ def answers_of(bank: PreparedBank, numbers: np.ndarray) -> np.ndarray:
     if bank.pairs is not None and bank.target_bank is not None:
         answers: np.ndarray = bank.target_bank[numbers]
         return answers
-    clicked, place = np.unique(numbers, return_inverse=True)
-    rows = take_rows(bank.require_targets(), clicked, bank.metric)
-    return rows[place]
+    # `take_rows` needs ascending rows, and reads each row once.
+    rows, place = np.unique(numbers, return_inverse=True)
+    vectors = take_rows(bank.require_targets(), rows, bank.metric)
+    return vectors[place]
 
 
 def pairs_of(
@@ -222,7 +227,7 @@ def pairs_of(
     """Return the pairs in the `rows` of a bank with known answers.
 
     Returns:
-        The queries [p, d], the place of each query's target in the third array [p], and
+        The queries [p, d], the row of each query's target in the third array [p], and
         the distinct targets of these queries [c, d].
     """
     answers = bank.require_answers()
@@ -242,8 +247,9 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     lacking = list[np.ndarray]()
     places = []
     for row in rows + 0.0:
-        place = place_of.setdefault(row.tobytes(), len(targets) + len(lacking))
-        if place == len(targets) + len(lacking):
+        next_place = len(targets) + len(lacking)
+        place = place_of.setdefault(row.tobytes(), next_place)
+        if place == next_place:
             lacking.append(row)
         places.append(place)
     if lacking:
@@ -260,16 +266,16 @@ def training_bank(
     `fit_rows` random ones.
     """
     limit = fit_rows(bank)
-    seen = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
+    fitted = np.sort(rows[np.random.default_rng(seed).permutation(len(rows))[:limit]])
     target_bank = bank.target_bank
     if target_bank is not None:
         if bank.pairs is not None:
-            order = np.unique(bank.pairs[seen])
+            members = np.unique(bank.pairs[fitted])
         else:
-            order = np.random.default_rng(seed).permutation(len(target_bank))[:limit]
-        target_bank = target_bank[order]
+            members = np.random.default_rng(seed).permutation(len(target_bank))[:limit]
+        target_bank = target_bank[members]
     return PreparedBank(
-        bank.query_bank[seen],
+        bank.query_bank[fitted],
         bank.metric,
         bank.compute.without_progress,
         target_bank,
@@ -315,12 +321,12 @@ def as_it_is(model: OffsetModel) -> Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """The results of each held-out query under each candidate; arrays are [c, q].
+    """The results of each held-out query under each candidate: arrays [c, q].
 
-    margins, right and ranks are None without known answers.
+    `margins`, `right` and `ranks` are None without known answers.
 
     targets: The number of sampled targets.
-    hits: The first k sampled targets [c, q, k].
+    hits: The numbers of the first k sampled targets [c, q, k].
     margins: The score of the query's own target minus that of the best other target.
     right: 1 if the own target comes first, 1/t if it ties with t - 1 others, else 0.
     ranks: The expected rank of the own target if ties are broken at random.
@@ -342,9 +348,9 @@ class Margins:
         changes = []
         for _ in range(RESAMPLES):
             rows = rng.integers(0, count, count)
-            first = k_occurrence(self.hits[before, rows], self.targets)
-            second = k_occurrence(self.hits[after, rows], self.targets)
-            changes.append(skewness(second) - skewness(first))
+            hubness_before = k_occurrence(self.hits[before, rows], self.targets)
+            hubness_after = k_occurrence(self.hits[after, rows], self.targets)
+            changes.append(skewness(hubness_after) - skewness(hubness_before))
         return float(np.std(changes))
 
 
@@ -368,8 +374,8 @@ def cross_validate(
     """
     if sample is None:
         sample = sample_of(bank)
+    # In a tiny sample, ten targets would be a large part of it.
     count = min(OCCURRENCE, max(len(sample) // 4, 1))
-    total = len(folds) * len(candidates)
     done = 0
     by_fold = []
     for number, fold in enumerate(folds):
@@ -377,8 +383,8 @@ def cross_validate(
         gold = None
         if bank.known_answers is not None:
             # The sample may lack the answers of held-out queries.
-            own = answers_of(bank, bank.known_answers[fold.test])
-            targets, gold = with_rows(sample, own)
+            answers = answers_of(bank, bank.known_answers[fold.test])
+            targets, gold = with_rows(sample, answers)
         train = training_bank(bank, fold.train, targets, number)
         queries = bank.query_bank[fold.test]
         raw = compare(queries, targets, bank.metric, train.compute)
@@ -386,13 +392,15 @@ def cross_validate(
         for candidate in candidates:
             corrections = candidate(train, bank, fold.teach)
             for scores in _score(raw, queries, train, corrections):
-                found = [topk(scores[:, : len(sample)], count)[1]]
+                # The hits leave out the added answers, which are no random sample.
+                arrays = [topk(scores[:, : len(sample)], count)[1]]
                 if gold is not None:
-                    found += _measure_gold(scores, gold)
-                results.append(found)
+                    arrays += _measure_gold(scores, gold)
+                results.append(arrays)
             done += 1
-            bank.compute.report("trying candidates", done, total)
+            bank.compute.report("trying candidates", done, len(folds) * len(candidates))
         by_fold.append([np.stack(arrays) for arrays in zip(*results, strict=True)])
+    # Join the queries of all folds: hits, then margins, right and ranks if known.
     joined = [np.concatenate(arrays, axis=1) for arrays in zip(*by_fold, strict=True)]
     return Margins(len(sample), *joined)
 
@@ -402,17 +410,18 @@ def measure(
 ) -> Margins:
     """Try candidates for figures that decide nothing, at the cost of few fits.
 
-    A large bank is not divided into folds: one fit is tried on other queries.
+    A bank with twice `MEASURED_QUERIES` is not divided into folds: one fit on half of
+    these queries is tried on the other half.
 
     Args:
         candidates, bank, sample: As in `cross_validate`.
         seed: The seed of the random order.
     """
     rows = np.random.default_rng(seed).permutation(bank.distinct)
-    fitted = rows[MEASURED : 2 * MEASURED]
-    folds = [Fold(fitted, rows[:MEASURED], fitted)]
-    if len(fitted) < MEASURED:
-        folds = folds_of(bank, seed, FEWER)
+    fitted = rows[MEASURED_QUERIES : 2 * MEASURED_QUERIES]
+    folds = [Fold(fitted, rows[:MEASURED_QUERIES], fitted)]
+    if len(fitted) < MEASURED_QUERIES:
+        folds = folds_of(bank, seed, FEWER_FOLDS)
     return cross_validate(candidates, bank, folds, sample)
 
 
@@ -431,20 +440,23 @@ def _score(
         corrections: The corrections; those with the same map follow each other.
     """
     similarities = raw
-    last = None
+    last_map = None
     for offsets, query_map in corrections:
         if query_map is None:
             similarities = raw
-        elif query_map is not last:
+        elif query_map is not last_map:
             targets = train.require_targets()
             mapped = query_map(queries)
             similarities = compare(mapped, targets, train.metric, train.compute)
-        last = query_map
+        last_map = query_map
         yield similarities + offsets
 
 
 def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> list[np.ndarray]:
     """Return margin, right and rank of each query's answer, as defined in `Margins`.
+
+    Ties are broken at random: `right` is the expected share of first places, and `rank`
+    is the expected rank.
 
     Args:
         scores: The scores [h, n], which are overwritten.
@@ -453,10 +465,11 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> list[np.ndarray]:
     rows = np.arange(len(gold))
     score = scores[rows, gold]
     greater = (scores > score[:, None]).sum(axis=1)
-    equal = (scores == score[:, None]).sum(axis=1)
+    equal = (scores == score[:, None]).sum(axis=1)  # counts the answer itself
+    right = (greater == 0) / equal
+    rank = greater + (equal + 1) / 2
     scores[rows, gold] = -np.inf
-    margin = score - scores.max(axis=1)
-    return [margin, (greater == 0) / equal, greater + (equal + 1) / 2]
+    return [score - scores.max(axis=1), right, rank]
 
 
 @dataclass(frozen=True)
@@ -464,10 +477,11 @@ class Figures:
     """The figures of a correction on held-out queries.
 
     method, parameters: The fitted method; "none" without a correction.
+    queries: The number of held-out queries.
     skewness: The skewness of the k-occurrence.
     largest: The share of the queries that find the worst hub.
     never: The share of the sampled targets that no query finds.
-    right: R@1 raw and corrected; None without known answers.
+    right: R@1 without and with the correction; None without known answers.
     rank: The geometric mean rank of the queries' own targets; None without known
         answers.
     occurrences: The number of sampled targets with the k-occurrence N, by N.
@@ -530,8 +544,11 @@ class Figures:
 
 
 def change_of(
-    margins: Margins, first: int, second: int, what: str = "queries"
+    margins: Margins, before: int, after: int, what: str = "queries"
 ) -> Side | None:
-    """Return R@1 of two candidates; None without answers. `what` names the queries."""
+    """Return R@1 of two candidates, and its change; None without known answers.
+
+    `before` and `after` are numbers of candidates. `what` names the queries.
+    """
     right = margins.right
-    return None if right is None else Side.of(right[first], right[second], what)
+    return None if right is None else Side.of(right[before], right[after], what)

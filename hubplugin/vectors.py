@@ -45,7 +45,7 @@ class Vectors(ABC):
     """A set of `rows` vectors of `dim` dimensions, read in blocks as often as needed.
 
     name: The name used in error messages.
-    left_out: The number of zero vectors in the source, if these vectors lack them.
+    left_out: The number of zero vectors of the source that these vectors leave out.
     """
 
     left_out = 0
@@ -100,15 +100,15 @@ class Vectors(ABC):
             start += len(raw)
 
     def select(self, rows: np.ndarray) -> np.ndarray:
-        """Return the vectors of the ascending `rows`: float32 [len(rows), dim].
+        """Return the vectors in the ascending `rows`: float32 [len(rows), dim].
 
         The source is read once. Only these rows are kept and checked.
         """
         parts = []
         start = 0
         for raw in self.shaped_blocks(BLOCK_ROWS):
-            inside = rows[(rows >= start) & (rows < start + len(raw))]
-            parts.append(self._check(raw[inside - start], inside))
+            block_rows = rows[(rows >= start) & (rows < start + len(raw))]
+            parts.append(self._check(raw[block_rows - start], block_rows))
             start += len(raw)
         return np.concatenate(parts)
 
@@ -117,13 +117,13 @@ class Vectors(ABC):
 
         Raises InputError with the number, from `numbers` [b], of the first bad row.
         """
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # too large a value becomes infinite
             block = np.ascontiguousarray(raw, dtype=np.float32)
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
+        is_finite = np.isfinite(block).all(axis=1)
+        if not is_finite.all():
             raise InputError(
-                f"{self.name}: row {numbers[int(np.argmin(finite))]} holds a value that "
-                "is NaN, infinity or too large for float32; remove or repair it"
+                f"{self.name}: row {numbers[int(np.argmin(is_finite))]} holds a value "
+                "that is NaN, infinity or too large for float32; remove or repair it"
             )
         return block
 
@@ -164,7 +164,10 @@ class Sliceable(Vectors):
 
 
 class Directed(Vectors):
-    """The rows `numbers` of `source`, which are all its vectors except zero vectors."""
+    """The vectors of `source` that have a direction: all except zero vectors.
+
+    numbers: The row of each vector in the source, ascending.
+    """
 
     def __init__(self, source: Vectors, numbers: np.ndarray):
         if not len(numbers):
@@ -192,9 +195,10 @@ class Directed(Vectors):
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         start = 0
         for raw in self._source.raw_blocks(size):
-            first, last = np.searchsorted(self.numbers, (start, start + len(raw)))
-            if last > first:
-                yield raw[self.numbers[first:last] - start]
+            # `numbers[first:stop]` are the rows in this block of the source.
+            first, stop = np.searchsorted(self.numbers, (start, start + len(raw)))
+            if stop > first:
+                yield raw[self.numbers[first:stop] - start]
             start += len(raw)
 
     def select(self, rows: np.ndarray) -> np.ndarray:
@@ -208,22 +212,22 @@ class Directed(Vectors):
 
 
 def original_rows(vectors: Vectors) -> np.ndarray:
-    """Return each vector's row in the source, counting zero vectors: int [n]."""
+    """Return each vector's row in the source, where zero vectors count: int [n]."""
     if isinstance(vectors, Directed):
         return vectors.numbers
     return np.arange(vectors.rows)
 
 
-def locate_rows(vectors: Vectors, rows: np.ndarray) -> np.ndarray:
-    """Return the positions in `vectors` of `rows` of its source: int [n].
+def locate_rows(vectors: Vectors, source_rows: np.ndarray) -> np.ndarray:
+    """Convert row numbers of the source to positions in `vectors`: int [n].
 
-    The position is -1 for a zero vector that `vectors` leaves out, and for a row of -1.
+    -1 stays -1, and a zero vector that `vectors` leaves out becomes -1.
     """
     if not isinstance(vectors, Directed):
-        return rows
-    position = np.searchsorted(vectors.numbers, rows)
+        return source_rows
+    position = np.searchsorted(vectors.numbers, source_rows)
     position = np.minimum(position, vectors.rows - 1)
-    return np.where(vectors.numbers[position] == rows, position, -1)
+    return np.where(vectors.numbers[position] == source_rows, position, -1)
 
 
 def prepare(vectors: Vectors, metric: Metric) -> np.ndarray:
@@ -253,14 +257,15 @@ def draw_sample(
 
 
 def take_rows(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the prepared vectors of the ascending `rows`: float32 [len(rows), d].
+    """Return the vectors in the ascending `rows`: float32 [len(rows), d].
 
-    No other row is read if the source allows access by row number.
+    They have unit length if `metric` is cosine. No other row is read if the source
+    allows access by row number.
     """
-    block = vectors.select(rows)
+    selected = vectors.select(rows)
     if metric is Metric.COSINE:
-        return normalise(block, vectors.name, rows)
-    return block
+        return normalise(selected, vectors.name, rows)
+    return selected
 
 
 def to_tempfile(
@@ -372,7 +377,7 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         return source
     if isinstance(source, (str, os.PathLike)):
         return from_file(os.fspath(source), name)
-    torch = sys.modules.get("torch")  # loaded if `source` is a tensor
+    torch = sys.modules.get("torch")  # not None if `source` is a tensor
     if torch is not None and isinstance(source, torch.Tensor):
         dtype = source.dtype
         if not dtype.is_floating_point and "int" not in str(dtype):
@@ -391,6 +396,7 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
             f"{name}: {type(source).__name__} is not a matrix [rows, d]: "
             f"{one_line(error)}"
         ) from None
+    # numpy puts an object that it cannot read into an array without dimensions.
     if array.dtype.kind == "O" and array.ndim == 0:
         return from_adapter(source, name)
     if array.dtype.kind == "O" and array.ndim == 1 and array.size:
@@ -424,10 +430,10 @@ def stack_rows(column: np.ndarray, name: str) -> np.ndarray:
         ) from None
 
 
-def no_numbers(name: str, found: str) -> InputError:
+def no_numbers(name: str, description: str) -> InputError:
     """Return the error for values that are not numbers."""
     return InputError(
-        f"{name} is {found}; expected floats or integers in a matrix [rows, d]"
+        f"{name} is {description}; expected floats or integers in a matrix [rows, d]"
     )
 
 
@@ -484,8 +490,8 @@ class _Parquet(Vectors):
             )
         self._column = column
         self.name = name  # for errors of `raw_blocks`
-        first = next(self.raw_blocks(1), np.empty((0, 0)))
-        super().__init__(name, self._file.metadata.num_rows, first.shape[1])
+        first_row = next(self.raw_blocks(1), np.empty((0, 0)))
+        super().__init__(name, self._file.metadata.num_rows, first_row.shape[1])
 
     def raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])

@@ -38,7 +38,7 @@ class HubCollection(chromadb.Collection):
     def __init__(self, client: ClientAPI, collection: chromadb.Collection):
         vars(self).update(vars(collection))
         self._store = ChromaStore(client, collection)
-        self._store.every = 1.0
+        self._store.snapshot_seconds = 1.0
 
     add = updating_offsets(chromadb.Collection.add)
     update = updating_offsets(chromadb.Collection.update)
@@ -50,7 +50,7 @@ class HubCollection(chromadb.Collection):
         The arguments and the result are those of `chromadb.Collection.query`.
         """
         plain = super().query
-        if self._store.look().version is None:
+        if self._store.get_snapshot().version is None:
             return plain(*args, **kwargs)
 
         # Read the request. Chroma checks it and embeds its texts.

@@ -57,7 +57,7 @@ class ChromaStore(CandidateStore):
     """A Chroma collection as a store. See `hubplugin.store.Store` for its methods."""
 
     shared = True
-    joint = "-"
+    separator = "-"
     place = "collection"
 
     def __init__(
@@ -137,7 +137,7 @@ class ChromaStore(CandidateStore):
 
         ids: One id, or several.
         """
-        snapshot = self.look(anew=True)
+        snapshot = self.get_snapshot(anew=True)
         version = snapshot.version
         if version is None:
             return
@@ -152,7 +152,7 @@ class ChromaStore(CandidateStore):
             if self.active() == version:
                 raise
             self.bring_up_to_date(ids)  # another correction has replaced it
-        self.look(anew=True)  # searches of this store see the new offsets
+        self.get_snapshot(anew=True)  # searches of this store see the new offsets
 
     def find_place(self, name: str) -> Any:
         try:

@@ -130,7 +130,7 @@ def upgrade_by(
     upgraded = handler.upgrade(offsets, spec)
     if model.query_map is not None:
         mark = np.full(upgraded.d, -0.0)  # see `is_mapped`
-        query_map = linear_transform(model.query_map.whole, mark)
+        query_map = linear_transform(model.query_map.matrix, mark)
         upgraded = pretransform([query_map], upgraded)
     if handler.lossy or not handler.exhaustive:
         require_recall(handler, handler_for(upgraded), model, scale, force)

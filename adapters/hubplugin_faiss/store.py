@@ -398,7 +398,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             return self.handler.downgrade()
         return self.index
 
-    def seen(self) -> Manifest[FaissVersion]:
+    def view_manifest(self) -> Manifest[FaissVersion]:
         self._reread_if_changed()
         return self.read_manifest()
 
@@ -473,7 +473,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
         """Restore `previous`, the manifest from before a failed run."""
         with contextlib.suppress(StoreError):
-            if previous.everything or previous.previous:
+            if previous.stored_versions or previous.previous:
                 self.write_manifest(previous)
             else:
                 self.delete_manifest()

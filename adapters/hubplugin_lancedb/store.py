@@ -55,7 +55,7 @@ class LanceStore(CandidateStore):
 
     metric = Metric.COSINE
     shared = True
-    joint = "_"
+    separator = "_"
     place = "table"
     folder: Path
 

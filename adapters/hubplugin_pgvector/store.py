@@ -186,7 +186,7 @@ class PgvectorStore(DocumentStore):
     def attention(self) -> Sequence[str]:
         """Return a line if a column has the name of the offsets without a correction."""
         base = self.base_column()
-        if base not in self.fields() or self.read_manifest().everything:
+        if base not in self.fields() or self.read_manifest().stored_versions:
             return []
         if base in self.marked_columns():
             return [

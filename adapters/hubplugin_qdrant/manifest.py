@@ -134,7 +134,7 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
     """All correction versions of one collection."""
 
     @property
-    def everything(self) -> tuple[QdrantVersion, ...]:
+    def stored_versions(self) -> tuple[QdrantVersion, ...]:
         """Every version whose offsets may still be stored in points.
 
         The payload offsets of the previous version are kept: `rollback` needs them, and
@@ -142,12 +142,14 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         version overwrites them.
         """
         left = [v for v in self.previous.values() if v.storage == "payload"]
-        return (*super().everything, *left)
+        return (*super().stored_versions, *left)
 
     @property
     def offset_key(self) -> str | None:
         """The payload key that holds offsets; None if no payload holds any."""
-        in_payload = any(version.storage == "payload" for version in self.everything)
+        in_payload = any(
+            version.storage == "payload" for version in self.stored_versions
+        )
         return KEY if in_payload else None
 
     def is_foreign(self, payload: Payload | None) -> bool:
@@ -166,7 +168,9 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         """
         payload = payload or {}
         known = {
-            version.field for version in self.everything if version.storage == "payload"
+            version.field
+            for version in self.stored_versions
+            if version.storage == "payload"
         }
         unknown = our_offsets(payload).keys() - known
         all_unknown = holds_offsets(payload) and len(unknown) == len(payload[KEY])

@@ -165,7 +165,7 @@ class CachedManifest:
         self.known = known = self.manifest or QdrantManifest()
         active = known.active.values()
         self.maintained = known.maintained
-        self.augmented_vectors = sorted(m.vectors_of(known.everything))
+        self.augmented_vectors = sorted(m.vectors_of(known.stored_versions))
         self.offset_key = known.offset_key
         limits = [version.max_candidates or SCROLLED for version in self.maintained]
         self.page = min([SCROLLED, *limits])
@@ -281,7 +281,7 @@ class CorrectionCache:
 
         Raises the same errors as `read_model`.
         """
-        if m.vectors_of(manifest.everything):
+        if m.vectors_of(manifest.stored_versions):
             call = Call(self.raw.get_collection, collection)
             info = yield from _answer(call, None)
             if info is not None:
@@ -319,7 +319,7 @@ class CorrectionCache:
         self, collection: str, manifest: QdrantManifest, vectors: Collection[str]
     ) -> QdrantManifest:
         """Return `manifest` without versions whose augmented vectors are gone."""
-        lost = m.vectors_of(manifest.everything).difference(vectors)
+        lost = m.vectors_of(manifest.stored_versions).difference(vectors)
 
         def is_there(version: QdrantVersion | None) -> bool:
             return version is not None and version.augmented_vector not in lost

@@ -404,9 +404,9 @@ def find_vector(
         StoreError: If the vector does not exist or cannot have offsets.
     """
     every = dense_vectors(info)
-    ours = m.vectors_of(manifest.everything)
+    ours = m.vectors_of(manifest.stored_versions)
     dense = {name: vector for name, vector in every.items() if name not in ours}
-    for version in manifest.everything:
+    for version in manifest.stored_versions:
         is_wanted = version.vector == using
         if not using:
             is_wanted = not dense

@@ -141,7 +141,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
         return self.transport.retry(doing, call)
 
-    def seen(self) -> QdrantManifest:
+    def view_manifest(self) -> QdrantManifest:
         return self._seen or self.read_manifest()
 
     def read_manifest(self) -> QdrantManifest:
@@ -150,7 +150,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._remember(metadata.parse_manifest(payload, self.collection))
 
     def _remember(self, manifest: QdrantManifest) -> QdrantManifest:
-        """Return `manifest`, and keep it for `seen` if this is the store of a job."""
+        """Return `manifest`, which `view_manifest` reuses in the store of a job."""
         if self._corrected is not None:
             self._seen = manifest
         return manifest
@@ -312,7 +312,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         self, field: str | None = None, between: IdRange = EVERY_ID
     ) -> Iterator[Batch]:
         """Yield every point in the id range `between`."""
-        manifest = self.seen()
+        manifest = self.view_manifest()
         version = manifest.active.get(self.vector)
         if version is not None and version.mapped:
             query_map = self.model(version).query_map
@@ -339,14 +339,14 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     ) -> QdrantWriting:
         """Join a run that another process began, for the ids in `between`."""
         return QdrantWriting(
-            self, version, "half-written", model, self.seen(), between=between
+            self, version, "half-written", model, self.view_manifest(), between=between
         )
 
     def begin(
         self, model: OffsetModel, progress: Progress | None = None
     ) -> QdrantWriting:
         """Begin as any store does. Before a new version, log what writing it costs."""
-        earlier = self.seen()
+        earlier = self.view_manifest()
         if earlier.last_number == 0:  # no version was ever written
             self._create_metadata()
         version, found = self.start_version(model)
@@ -372,7 +372,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 "switch it off meanwhile: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
-        manifest = self.seen()
+        manifest = self.view_manifest()
         has_manifest = manifest.last_number > 0 or self.has_manifest()
         if self.storage == "payload":
             # An active version has its index already.
@@ -409,7 +409,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 )
 
     def notes(self) -> Sequence[str]:
-        manifest = self.seen()
+        manifest = self.view_manifest()
         active = manifest.active.get(self.vector)
         lines = []
         if active is not None:
@@ -426,7 +426,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     def plan(self) -> Sequence[str]:
         schema = self.schema(self.storage)
-        gets, *others = schema.plan(self.next_number(self.seen()))
+        gets, *others = schema.plan(self.next_number(self.view_manifest()))
         return [
             f"each point of {self.collection!r} would get {gets}",
             *self._choice,
@@ -502,7 +502,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         has_manifest = self.has_manifest()
         manifest = self.read_manifest()
         existing = dense_vectors(self.transport.describe()).keys()
-        corrected = {version.vector for version in manifest.everything}
+        corrected = {version.vector for version in manifest.stored_versions}
         for vector in {self.vector} | (corrected - existing):
             manifest = manifest.withdraw(vector)
         if has_manifest:
@@ -570,7 +570,9 @@ class QdrantWriting(Writing):
         self._schema = store.schema(version.storage)
         self._transport = store.transport
         later = self._later(earlier)
-        keys = m.payload_keys(earlier.everything) - m.payload_keys(later.everything)
+        keys = m.payload_keys(earlier.stored_versions) - m.payload_keys(
+            later.stored_versions
+        )
         self._dropped = sorted(keys)
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
@@ -636,7 +638,7 @@ class QdrantWriting(Writing):
         queries = choose_queries(self._model, self.store.scan())
         self.version = self._schema.finish(self.version, queries, self._progress)
         self._unless_overtaken(self.store.switch)
-        if self.store.seen().retired:
+        if self.store.view_manifest().retired:
             self._wait_for_clients()
             self.store.clear()
 
@@ -662,7 +664,7 @@ class QdrantWriting(Writing):
             if self._is_overtaken:
                 self._transport.wait()
                 manifest = self.store.read_manifest()
-                numbers = {version.number for version in manifest.everything}
+                numbers = {version.number for version in manifest.stored_versions}
                 if self.version.number not in numbers:
                     self.store.delete_offsets([self.version])
                     self.store.delete_unknown_numbers(manifest)

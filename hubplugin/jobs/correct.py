@@ -341,9 +341,9 @@ class Job:
             method = self.configuration.resolve(bank)
         else:
             lesson = learn_query_map(self.configuration, teachers)
-            method = lesson.how.offsets
+            method = lesson.map_fit.offset_method
             if lesson.model.query_map is not None:
-                learned = lesson.how
+                learned = lesson.map_fit
         trial = right = None
         if not self.force:
             trial = judge_by(bank, method, 0, profile, learned).require_passed()
@@ -409,7 +409,7 @@ def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersu
         bank: The new bank, with the gallery.
         old: The active model.
     """
-    new = fitted_by(fit.method) if fit.lesson is None else fit.lesson.how
+    new = fitted_by(fit.method) if fit.lesson is None else fit.lesson.map_fit
     folds = folds_of(bank)
     if fit.lesson is not None or old.query_map is not None:
         may_test = _may_test(bank, old)

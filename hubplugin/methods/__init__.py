@@ -67,15 +67,17 @@ def build_method(
     try:
         return configuration(**parameters)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        problem = (
-            f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}"
-        )
-        if first["type"] == "extra_forbidden":
-            takes = ", ".join(configuration.model_fields) or "none"
+        first_error = error.errors()[0]
+        field = ".".join(map(str, first_error["loc"]))
+        if first_error["type"] == "extra_forbidden":
+            accepted = ", ".join(configuration.model_fields) or "none"
             problem = (
                 f"{field!r} is neither an argument nor a parameter of method "
-                f"{method!r}, which takes {takes}"
+                f"{method!r}, which takes {accepted}"
+            )
+        else:
+            value = first_error["input"]
+            problem = (
+                f"method {method!r}: {field}={value!r} is refused: {first_error['msg']}"
             )
         raise InputError(problem) from None

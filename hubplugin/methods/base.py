@@ -19,6 +19,7 @@ AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 Configuration = TypeVar("Configuration", bound="Method")
 
 _AS_PUBLISHED = (("answers", "kept"), ("sample", "auto"))
+"""Values that `Method.parameters` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Method(BaseModel, ABC):
 
     @property
     def parameters(self) -> dict[str, Setting]:
-        """The parameters that are set, except those that follow the paper."""
+        """The parameters that are set, except those in `_AS_PUBLISHED`."""
         return {
             key: value
             for key, value in self.model_dump(exclude_none=True).items()
@@ -105,7 +106,7 @@ class Method(BaseModel, ABC):
         model = model.centre_by(raw, bank.targets)
         if bank.whole is None or model.gallery is None:
             return model
-        # The model was fitted on a sample of the gallery.
+        # The targets are a sample of the gallery, so `fitted` would lack most offsets.
         gallery = replace(model.gallery, count=bank.whole.count)
         return replace(model, gallery=gallery, fitted=None)
 
@@ -126,9 +127,10 @@ class Method(BaseModel, ABC):
 
     def has_made(self, model: OffsetModel, bank: PreparedBank) -> bool:
         """Return True if these parameters made `model` from `bank` and any targets."""
-        given = self.parameters
-        if given.get("answers") == "auto":
-            del given["answers"]
+        required = self.parameters
+        if required.get("answers") == "auto":
+            del required["answers"]  # the model may have either rule
         same_banks = model.bank_fingerprint == bank.fingerprint
         same_method = (model.method, model.metric) == (self.name, bank.metric)
-        return same_banks and same_method and given.items() <= model.parameters.items()
+        same_parameters = required.items() <= model.parameters.items()
+        return same_banks and same_method and same_parameters

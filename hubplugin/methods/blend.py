@@ -68,13 +68,12 @@ class Blend(Method):
         if strength is None:
             m = len(bank.distinct)  # a repeated query adds nothing
             strength = m / (m + HALF_STRENGTH)
+        # Round to four digits, which `describe_method` shows, too.
         tau = float(f"{max(tau, 1e-12):.4g}")
+        strength = float(f"{strength:.4g}")
         dbsn = DualBankSinkhorn(tau=tau, iterations=self.iterations, sample=self.sample)
-        return {
-            "tau": tau,
-            "strength": float(f"{strength:.4g}"),
-            **dbsn.resolve_parameters(bank),
-        }
+        sample = dbsn.resolve_parameters(bank)["sample"]
+        return {"tau": tau, "strength": strength, "sample": sample}
 
     def solve(self, bank: PreparedBank) -> Solution:
         resolved = self.model_dump()
@@ -84,11 +83,12 @@ class Blend(Method):
             return Solution((TopKMean(bank.query_bank, self.k, nnn_scale, thresholds),))
         shared = ("tau", "iterations", "sample", "answers")
         dbsn = DualBankSinkhorn(**{name: resolved[name] for name in shared})
-        # The first product of the fit serves both terms.
+        # If `nnn` is needed, too, the first product of the fit serves both terms.
         solution = dbsn.solve(bank, self.k if self.share < 1 else None)
         (term,) = solution.terms
         scale = resolved["strength"] * self.share
         terms: tuple[Term, ...] = (replace(term, scale=scale * term.scale),)
+        # The raw offsets are known only if `dbsn` has computed its own and the means.
         raw = None
         if solution.raw is not None:
             raw = scale * solution.raw

@@ -27,8 +27,9 @@ class DistributionNormalisation(Method):
         queries = bank.query_bank
         answers = self.thresholds(bank)
         if answers is not None:
-            # Take the mean of all entries of a target that are not left out.
+            # The mean of a target's m largest similarities is that of all m, without
+            # those that are left out.
             return Solution((TopKMean(queries, len(queries), -self.lam, answers),))
-        # Far from the origin, float32 would round too much.
+        # Use float64: far from the origin, float32 would round too much.
         mean = queries.mean(axis=0, dtype=np.float64, keepdims=True)
         return Solution((Dot(mean, -self.lam),))

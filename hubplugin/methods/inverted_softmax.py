@@ -49,6 +49,7 @@ class DualInvertedSoftmax(Method):
         bank.require_target_bank()
 
     def solve(self, bank: PreparedBank) -> Solution:
+        # -lambda
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         answers = self.thresholds(bank)
         queries = LogSumExp(bank.query_bank, self.tau_query, scale, answers=answers)

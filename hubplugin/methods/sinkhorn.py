@@ -17,7 +17,7 @@ from hubplugin.vectors import as_vectors, draw_sample
 logger = logging.getLogger(__name__)
 
 SAMPLED_ABOVE = 1_000_000
-"""The most targets for which log alpha is computed on all of them by default."""
+"""The most targets of a gallery from which no sample is drawn by default."""
 
 SAMPLE = 200_000
 """The most targets in a sample; fewer if memory has no room for as many."""
@@ -37,8 +37,9 @@ class SinkhornNormalisation(Method):
     """offset(t) = tau * log beta(t), after `iterations` between query bank and targets.
 
     DBSN eq. 7-9, algorithm A1 (there hubness = -offset). The last half-step reads only
-    log alpha, which belongs to the bank. So the fit is a weighted inverted softmax,
-    -tau * LSE_u( s(b_u, t)/tau + log alpha_u ), and extends to targets it never saw.
+    log alpha, which belongs to the bank. So the offset is a weighted inverted softmax,
+    -tau * LSE_u( s(b_u, t)/tau + log alpha_u ), and is defined for targets that the fit
+    never saw.
     The paper uses tau = 0.01 and 10 iterations; the default tau is 0.05, which on
     docstring-to-function pairs gains where 0.01 loses.
 
@@ -67,16 +68,19 @@ class SinkhornNormalisation(Method):
             return {"sample": self.sample}
         if bank.targets is None:
             return {"sample": None}
-        width = 2 if self.tau <= HALF_TAU else 4  # bytes of an exponential
+        width = 2 if self.tau <= HALF_TAU else 4  # bytes of a stored exponential
         memory = int(KEPT_SHARE * bank.compute.bytes())
+        # The number of targets whose exponentials fit in memory.
         room = memory // (len(bank.query_bank) * width)
         if bank.target_bank is not None:
             room -= len(bank.target_bank)
+        # If not even `LEAST_CACHED` targets fit, memory does not limit the sample: each
+        # iteration is a pass over the vectors, whatever their number.
         most = SAMPLED_ABOVE
         sample = SAMPLE
         if room >= LEAST_CACHED:
-            most = min(room, SAMPLED_ABOVE)
-            sample = min(room, SAMPLE)
+            most = min(room, most)
+            sample = min(room, sample)
         return {"sample": sample if bank.targets.rows > most else None}
 
     def solve(self, bank: PreparedBank, k: int | None = None) -> Solution:
@@ -86,8 +90,8 @@ class SinkhornNormalisation(Method):
         each target.
         """
         targets = bank.require_targets()
-        seen = targets
-        mass = 1.0
+        fitted = targets
+        mass = 1.0  # the number of targets that each target of the fit stands for
         if bank.whole is not None:  # the targets are themselves a sample
             mass = bank.whole.count / targets.rows
         sample = targets.rows
@@ -95,22 +99,24 @@ class SinkhornNormalisation(Method):
             sample = min(self.sample, targets.rows)
         is_sampled = sample < targets.rows
         if is_sampled:
-            message = (
-                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all"
+            logger.warning(
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' uses all",
+                sample,
+                targets.rows,
             )
-            logger.warning(message, sample, targets.rows)
             rng = np.random.default_rng(0)
             drawn = draw_sample(targets, sample, bank.metric, rng)
-            seen = as_vectors(drawn, targets.name)
+            fitted = as_vectors(drawn, targets.name)
             mass *= targets.rows / sample
-            k = None
-        columns = [seen]
+            k = None  # the first product lacks most targets
+        columns = [fitted]
         if self.dual and bank.target_bank is not None:
             columns.append(bank.answer_vectors)
         similarities = bank.similarities
         answers = None
         if self.answers == "left out":
-            # The search for answers multiplies the same columns, unless these are fewer.
+            # `bank.answers` multiplies the bank by the gallery and the target bank. If
+            # these are the columns of the fit, the fit reuses the products.
             has_all = self.dual or bank.target_bank is None
             similarities.keeps_products = has_all and not is_sampled
             answers = bank.answers
@@ -125,6 +131,7 @@ class SinkhornNormalisation(Method):
             mass,
         )
         raw = None
+        # With a sample, the log sums are not those of all targets.
         if scaling.log_sums is not None and not is_sampled:
             raw = -self.tau * scaling.log_sums
         thresholds = None if answers is None else answers.thresholds

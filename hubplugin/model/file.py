@@ -32,6 +32,7 @@ def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
     """Return the bytes of a model file with `header` and `tensors`."""
     from safetensors.numpy import save
 
+    # The digest covers the header without these two entries.
     origin = {"hubplugin": __version__, "sha256": digest(header, tensors)}
     return save(tensors, metadata={"hubplugin": json.dumps(header | origin)})
 
@@ -53,6 +54,8 @@ def from_bytes(
 
     try:
         tensors = load(content)
+        # A safetensors file begins with 8 bytes: the length of the JSON header that
+        # follows. Our header is a text in its metadata.
         length = int.from_bytes(content[:8], "little")
         outer = json.loads(content[8 : 8 + length])
         header = json.loads(outer["__metadata__"]["hubplugin"])
@@ -63,7 +66,9 @@ def from_bytes(
                 f"{version!r}; this version ({__version__}) reads format {FORMAT}: "
                 "use that version of hubplugin, or fit it again"
             )
-        if header.pop("sha256") != digest(header, tensors):
+        expected = header.pop("sha256")
+        # The digest covers the header without the two entries that are popped here.
+        if expected != digest(header, tensors):
             raise ModelFileError(
                 f"{name} is damaged: its content does not match its checksum; "
                 "fit it again"

@@ -118,12 +118,12 @@ class OffsetModel(ShownByFacts):
     centre: The mean of the raw offsets over the gallery of the fit (0 without one), so
         that 0 is the neutral offset.
     gallery: The offsets of the gallery in figures. None if the fit had no targets.
-    hubness_at_fit: The counts of `apply` and `refit`, for `inspect`. `fingerprint`
-        ignores them.
+    hubness_at_fit: The hubness that `apply` or `refit` measured, for `inspect`.
+        `fingerprint` ignores it.
     query_map: The map learned from known answers, or None.
     fitted: The `offsets` of the gallery of the fit: float32 [n]. None if the model was
-        loaded from a file, was fitted without a gallery or by workers, or has other
-        terms.
+        loaded from a file, was fitted without a gallery or by workers, or if its terms
+        were replaced.
     """
 
     method: str
@@ -178,7 +178,7 @@ class OffsetModel(ShownByFacts):
         raw = None
         if not Library(compute).is_on_cpu:
             # On a GPU, computing all offsets is quicker than scanning for zero vectors
-            # first, so scan only if one turns up.
+            # first, so scan only if a zero vector turns up.
             with suppress(ZeroVector):
                 raw = self.raw_offsets(vectors, compute)
         if raw is None:
@@ -192,6 +192,7 @@ class OffsetModel(ShownByFacts):
             offsets = np.minimum(offsets, self.gallery.largest)
         offsets = offsets.astype(np.float32)
         if isinstance(directed, Directed) and directed is not vectors:
+            # This method has left out zero vectors: they get the offset 0.
             return directed.for_source(offsets)
         return offsets
 
@@ -280,7 +281,8 @@ class OffsetModel(ShownByFacts):
         # Successive terms with the same bank and answers share a pass.
         passes = groupby(self.terms, lambda term: (id(term.bank), id(term.answers)))
         for _, group in passes:
-            terms = [*group][::-1]  # a log-sum-exp last, as `reduce` requires
+            # Methods put a log-sum-exp first, and `reduce` needs it last.
+            terms = [*group][::-1]
             similarities = self.similarities(terms[0], compute)
             reductions = [term.reduction for term in terms]
             values = reduce(similarities, vectors, reductions, terms[0].answers)

@@ -16,7 +16,7 @@ class QueryMap:
 
     step: The matrix of the step, float32 [d, d].
     strength: The strength of the learned part, as chosen by the folds.
-    pairs: The number of different pairs that taught it.
+    pairs: The number of different pairs that taught the map.
     whitened: True if the step contains a mild whitening, which needs no pairs (see
         `hubplugin.learning`).
     """
@@ -25,47 +25,45 @@ class QueryMap:
     strength: float
     pairs: int
     whitened: bool = False
-    _last: list[tuple[np.ndarray, np.ndarray]] = field(
+    # A list, which a frozen instance can change: the last bank and its mapped queries.
+    _last_bank: list[tuple[np.ndarray, np.ndarray]] = field(
         default_factory=list, init=False, repr=False
     )
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
         """Return `queries` [m, d] or [d] mapped: float32, of the same shape."""
-        mapped: np.ndarray = queries @ self.whole.T
+        mapped: np.ndarray = queries @ self.matrix.T
         return mapped
 
     @cached_property
-    def whole(self) -> np.ndarray:
+    def matrix(self) -> np.ndarray:
         """The matrix I + step that maps a query: float32 [d, d]."""
-        whole: np.ndarray = np.eye(len(self.step), dtype=np.float32) + self.step
-        return whole
-
-    @cached_property
-    def longest(self) -> float:
-        """The largest length of a mapped query whose original length is 1."""
-        return float(np.linalg.eigvalsh(self.whole.T @ self.whole)[-1] ** 0.5)
+        matrix: np.ndarray = np.eye(len(self.step), dtype=np.float32) + self.step
+        return matrix
 
     def __str__(self) -> str:
         if not self.strength:
             return (
                 f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
             )
-        first = "whitened, and " if self.whitened else ""
+        whitened = "whitened, and " if self.whitened else ""
         return (
-            f"queries are {first}mapped at strength {self.strength:g}, learned from "
+            f"queries are {whitened}mapped at strength {self.strength:g}, learned from "
             f"{self.pairs} pairs"
         )
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
-        """Return the mapped `bank`.
+        """Return the mapped `bank`, from a cache of the last bank.
 
-        The same bank gives the same array, so that terms that share it share one pass.
+        So the same bank gives the same array, and the terms that share a bank still
+        share one after the map.
         """
-        for last, mapped in self._last:
-            if last is bank:
+        for cached, mapped in self._last_bank:
+            if cached is bank:
                 return mapped
-        self._last[:] = [(bank, self(bank))]
-        return self._last[0][1]
+        mapped = self(bank)
+        self._last_bank[:] = [(bank, mapped)]
+        return mapped
 
     def on_targets(self, targets: np.ndarray) -> np.ndarray:
         """Return `targets` [b, d] with the map moved from the queries to the targets.

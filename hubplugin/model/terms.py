@@ -1,4 +1,4 @@
-"""The terms of a model, each of which sums over a bank for a target."""
+"""The terms of a model. Each computes one number for a target from a bank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LogSumExp:
     bank: The bank [m, d].
     log_weights: The log weights [m]; None means 0.
     answers: The similarity from which a target counts as the answer of bank query u,
-        [m]. The sum leaves out the entry of the answer, and then the target's largest
-        entry. None leaves nothing out.
+        [m]. The sum of a target leaves out u if the target is its answer, and then the
+        largest similarity of the rest. None leaves nothing out.
     """
 
     kind: ClassVar[str] = "log_sum_exp"
@@ -85,7 +85,7 @@ def pack(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     """
     headers = []
     tensors = {}
-    names: dict[int, str] = {}
+    names: dict[int, str] = {}  # of arrays, by their `id`
     for number, term in enumerate(terms):
         header: Header = {"kind": term.kind}
         for field in fields(term):

@@ -112,11 +112,11 @@ def test_a_run_that_another_overtakes_stops_in_one_line_and_leaves_nothing(
 def test_what_a_search_has_looked_at_does_not_change_under_it(gallery, rng):
     user, store, _, vectors = gallery
     key = next(iter(vectors))
-    before = store.look()
+    before = store.get_snapshot()
     offset = before.offsets[key]
     user.put([key], clustered(rng, 1, DIM))
     refresh(user.open())
-    assert store.look(anew=True).offsets[key] != offset
+    assert store.get_snapshot(anew=True).offsets[key] != offset
     assert before.offsets[key] == offset
 
 

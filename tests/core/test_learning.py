@@ -91,13 +91,13 @@ def test_each_map_is_that_of_its_formula(targets, queries, answers, whitens, neg
     assert_near(query_map.step, (np.eye(D) + 0.5 * w) @ z - np.eye(D), 1e-4)
 
 
-def step_of(how, queries, answers, targets, bank=None):
-    """Return the step that `how` takes by the formula, S of (I + S) q."""
+def step_of(map_fit, queries, answers, targets, bank=None):
+    """Return the step that `map_fit` takes by the formula, S of (I + S) q."""
     bank = queries if bank is None else bank
-    z = np.eye(D) if how.whitening is None else formulas.whitening(bank, targets)
+    z = np.eye(D) if map_fit.whitening is None else formulas.whitening(bank, targets)
     tau = hubplugin.fit(targets, bank @ z, metric="dot").parameters["tau"]
-    w = formulas.query_map(queries @ z, answers, targets, tau, how.negatives)
-    return (np.eye(D) + how.strength * w) @ z - np.eye(D)
+    w = formulas.query_map(queries @ z, answers, targets, tau, map_fit.negatives)
+    return (np.eye(D) + map_fit.strength * w) @ z - np.eye(D)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot"])
@@ -108,7 +108,7 @@ def test_queries_are_mapped_as_the_formula_says(targets, queries, answers, log, 
     assert query_map.pairs == PAIRS
     assert f"query map of {PAIRS} pairs" in repr(model)
     assert replace(model, query_map=None).fingerprint != model.fingerprint
-    step = step_of(banks_of(targets, log).how, queries, answers, targets)
+    step = step_of(banks_of(targets, log).map_fit, queries, answers, targets)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     # By cosine queries come to unit length before the map.
     searched = 3 * queries if metric == "cosine" else queries
@@ -422,8 +422,8 @@ def test_titles_teach_the_map_of_a_log_without_answers(
     model = hubplugin.fit(targets, log, learn=titles)
     query_map = model.query_map
     assert query_map.pairs == 200
-    how = banks_of(targets, Bank(log), titles).how
-    step = step_of(how, queries[:200], answers[:200], targets, bank=log)
+    map_fit = banks_of(targets, Bank(log), titles).map_fit
+    step = step_of(map_fit, queries[:200], answers[:200], targets, bank=log)
     assert_near(query_map.step, step, 1e-4 * np.abs(step).max())
     assert_near(model.terms[0].bank, log, 1e-6)
     searched = model.queries(log)
@@ -450,8 +450,8 @@ def test_a_trial_of_titles_holds_out_queries_of_the_log_alone(
     targets, queries, answers, titles, has_answers
 ):
     given = (queries[200:], answers[200:] if has_answers else None)
-    how = banks_of(targets, Bank(*given), titles).how
-    trial = judge_by(prepared(targets, *given), how.offsets, learned=how)
+    map_fit = banks_of(targets, Bank(*given), titles).map_fit
+    trial = judge_by(prepared(targets, *given), map_fit.offset_method, learned=map_fit)
     assert trial.queries == 200
     assert (trial.right and trial.right.queries) == (200 if has_answers else None)
 
@@ -485,7 +485,7 @@ def test_pairs_that_the_bank_has_teach_nothing_that_is_held_out(
     twice = Bank(queries[rows], answers[rows])
     assert len(teachers_of(targets, log, twice).pairs.query_bank) == 0
     alone, beside = (
-        hubplugin.fit(targets, log, learn=learn).query_map.whole
+        hubplugin.fit(targets, log, learn=learn).query_map.matrix
         for learn in (True, twice)
     )
     assert_near(beside, alone, 1e-6)
