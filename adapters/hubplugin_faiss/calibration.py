@@ -78,25 +78,25 @@ def require_recall(
     error = float((before - after).std() / np.sqrt(len(queries)))
     if lost <= max(TOLERATED, 2 * error):
         return
-    promised = TOLERATED
+    allowed = TOLERATED
     advice = ""
     approximate = faiss.IndexIVF | faiss.IndexHNSW
     if any(isinstance(part, approximate) for part in parts(raw.index)):
-        promised = PROMISED
+        allowed = PROMISED
         advice = "; a larger nprobe, efSearch or k_factor finds more"
-    found = (
+    summary = (
         f"recall@10 of bank queries from {before.mean():.3f} to {after.mean():.3f} "
         f"({lost:.3f} +- {error:.3f} less)"
     )
-    if lost > promised + 2 * error and not force:
+    if lost > allowed + 2 * error and not force:
         raise CorrectionRefused(
-            f"an upgrade of this {name_of(raw.index)} would lower {found}, and "
-            f"{promised} is the most that is allowed for its type; nothing was "
+            f"an upgrade of this {name_of(raw.index)} would lower {summary}, and "
+            f"{allowed} is the most that is allowed for its type; nothing was "
             f"changed{advice}; ",
             Parameter("force", True),
             " upgrades it all the same",
         )
-    warnings.warn(f"the upgrade lowered {found}{advice}", stacklevel=4)
+    warnings.warn(f"the upgrade lowered {summary}{advice}", stacklevel=4)
 
 
 def measure_recall(
@@ -138,7 +138,7 @@ def exact_rankings(
         queries: The raw queries, [m, d].
 
     Returns:
-        The ids of the best targets without and with offsets, int64 [m, K] each.
+        The ids of the best targets without offsets, and with them, int64 [m, K] each.
     """
     plain = faiss.ResultHeap(len(queries), K, keep_max=True)
     corrected = faiss.ResultHeap(len(queries), K, keep_max=True)

@@ -59,7 +59,7 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def recount(index: faiss.Index) -> int:
-    """Update the number of entries from the inside out, and return it."""
+    """Return the number of entries in the innermost index, and set it in all others."""
     index = faiss.downcast_index(index)
     for field in ("base_index", "refine_index", "index"):
         if hasattr(index, field):

@@ -13,7 +13,7 @@ from hubplugin_faiss.encoding.offsets import QUERIES, nearness_of
 from hubplugin_faiss.handlers.base import SAMPLED, IndexHandler
 
 STEP = 0.05
-"""The unit of `IndexScale.nearness`: multiples can be recovered from an index."""
+"""The unit of `IndexScale.nearness`: a multiple can be recovered from an index."""
 
 CENTRE = 0.02
 """The unit of `IndexScale.mean`, for the same reason."""
@@ -44,9 +44,9 @@ class IndexScale:
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """Return the scale on which the index of `handler` holds offsets of `model`.
 
-        For an index without offsets, a scale is computed from a sample of entries. An
-        index with offsets keeps its scale, since another one would make all of them
-        wrong; it is recovered from the offsets.
+        For an index without offsets of the model, a scale is computed from a sample of
+        entries. An index with such offsets keeps its scale, since another scale would
+        make all of them wrong. The scale is recovered from the offsets.
         """
         euclidean = handler.euclidean
         if model.metric is not Metric.COSINE or not handler.lossy:
@@ -59,7 +59,7 @@ class IndexScale:
         if not len(vectors):
             return cls(euclidean)
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        squares = euclidean * lengths**2 / 2
+        squares = euclidean * lengths**2 / 2  # without L2, `euclidean` counts as 0
         if not handler.holds_offsets_of(model.fingerprint):
             queries = model.queries(pick_evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
@@ -96,11 +96,12 @@ class IndexScale:
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Return the factors [b] and the norm biases [b] of `vectors` [b, d].
 
-        They are 1 and 0 for a zero vector, whose length codes cannot have changed.
+        A zero vector, whose length codes cannot have changed, has factor 1 and bias 0.
         """
         if self.nearness is None:
             return 1.0, 0.0
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+        # Without L2, `euclidean` counts as 0.
         bias = self.nearness * lengths - self.euclidean * lengths**2 / 2 - self.mean
         has_length = lengths > 0
         return np.where(has_length, lengths, 1.0), np.where(has_length, bias, 0.0)

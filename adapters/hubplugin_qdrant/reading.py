@@ -149,8 +149,8 @@ def _read_augmented(
     tolerance = ROOM * (largest + np.abs(held))
     is_current = (np.abs(expected - held) <= tolerance).all(axis=1)
     if version.metric is Metric.EUCLIDEAN:
-        values = version.ceiling - last**2 / 2
-        rounding: np.ndarray = FLOAT16 * last**2
+        values: np.ndarray = version.ceiling - last**2 / 2
+        rounding = FLOAT16 * last**2
     else:
         values = last
         rounding = FLOAT16 * np.abs(last)

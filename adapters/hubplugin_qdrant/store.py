@@ -145,8 +145,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._seen or self.read_manifest()
 
     def read_manifest(self) -> QdrantManifest:
-        read = metadata.read_payload
-        payload = self._run("reading the manifest", read, self.collection)
+        payload = self._run(
+            "reading the manifest", metadata.read_payload, self.collection
+        )
         return self._remember(metadata.parse_manifest(payload, self.collection))
 
     def _remember(self, manifest: QdrantManifest) -> QdrantManifest:
@@ -221,8 +222,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         )
 
     def read_model(self, version: QdrantVersion) -> OffsetModel:
-        read = metadata.read_model
-        return self._run("reading the model", read, self.collection, version)
+        return self._run(
+            "reading the model", metadata.read_model, self.collection, version
+        )
 
     def write_model(self, version: QdrantVersion, model: OffsetModel) -> None:
         texts = model.to_texts()
@@ -487,8 +489,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         request = models.QueryRequest(
             query=query, using=self.vector or None, limit=k, with_payload=True
         )
-        explain = searches.explain
-        return self._run("explaining", explain, self.collection, request)
+        return self._run("explaining", searches.explain, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
         """Return a copy of this store whose searches only find points that match.
