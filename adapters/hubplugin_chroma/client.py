@@ -15,14 +15,16 @@ from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
 
 def updating_offsets(write: Any) -> Any:
-    """Wrap the method `write` of a collection so that it also updates offsets."""
+    """Return the method `write` of a collection with an update of the offsets."""
 
     @functools.wraps(write)
-    def run(self: HubCollection, ids: Any, *args: Any, **kwargs: Any) -> None:
+    def write_and_update(
+        self: HubCollection, ids: Any, *args: Any, **kwargs: Any
+    ) -> None:
         write(self, ids, *args, **kwargs)
         self._store.bring_up_to_date(ids)
 
-    return run
+    return write_and_update
 
 
 class HubCollection(chromadb.Collection):
@@ -71,7 +73,7 @@ class HubCollection(chromadb.Collection):
 
         rows = self._store.rank(queries, request["n_results"], fetch)
 
-        # Return them in Chroma's format.
+        # Return the rows in Chroma's format.
         answer: Any = dict.fromkeys((*COLUMNS, "data"))
         for name in {"ids", *include}.intersection(COLUMNS):
             answer[name] = [row[name] for row in rows]

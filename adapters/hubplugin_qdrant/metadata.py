@@ -273,8 +273,8 @@ class CorrectionCache:
             except HubpluginError as error:
                 manifest = None
                 self.warn(
-                    f"{error}; until this is done, its searches are raw here, and points "
-                    "written here get no offsets"
+                    f"{error}; until this is done, its searches are raw here, and "
+                    "points written here get no offsets"
                 )
         until = time.monotonic() + MANIFEST_SECONDS
         cached = CachedManifest(collection, manifest, until, payload)
@@ -402,8 +402,8 @@ def corrected(operation: OnState, name: str | None = None) -> OfClient:
     """Return an operation that runs `operation` on corrected collections only.
 
     On other collections, the returned operation calls the plain method `name`; the
-    default is the name of `operation`. If the state of the collection changes during a failed run, `operation`
-    is run again.
+    default is the name of `operation`. If the state of the collection changes during a
+    failed run, `operation` is run again.
     """
     plain_method = name or operation.__name__
 

@@ -81,8 +81,8 @@ def compute_stored(
     """Compute the offsets of `points`, objects with a `vector`, by each of `models`.
 
     A vector that is absent, not yet embedded or of another dimension gets no offset:
-    the server decides whether the vector may be written. A vector of length 0 has no cosine and
-    gets the offset 0, so that it scores 0 as in a raw search.
+    the server decides whether the vector may be written. A vector of length 0 has no
+    cosine and gets the offset 0, so that it scores 0 as in a raw search.
     """
     stored = [StoredOffsets() for _ in points]
     for version, model in models:

@@ -6,8 +6,8 @@ offset:
     query=q, limit=10
     -> prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector", the query searches the augmented vectors. Points that another client
-wrote without an augmented vector are searched by the raw vector:
+With storage="vector", the query searches the augmented vectors. Points that another
+client wrote without an augmented vector are searched by the raw vector:
 
     query=q, limit=10
     -> prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both

@@ -51,8 +51,8 @@ PARTS = 10
 written, searches still use the graph of the others."""
 
 ENOUGH = 0.9
-"""The share of points in the graph that is enough for fast searches. A server leaves the
-last few points out."""
+"""The share of points in the graph that is enough for fast searches. A server leaves
+the last few points out."""
 
 
 class Schema:
@@ -274,7 +274,7 @@ class VectorSchema(Schema):
         return None
 
     def cost(self) -> str:
-        """Return the estimated memory or disk of the augmented vectors and their graph."""
+        """Return the estimated size of the augmented vectors and their graph."""
         links = self.transport.opened.config.hnsw_config.m
         bytes_per_number = 2 if self._stores_16_bits else 4
         bytes_per_vector = bytes_per_number * (self.dim + 1)

@@ -186,9 +186,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         info = self._run(doing, metadata.describe, self.metadata_name)
         if info is not None and not metadata.is_metadata(info):
             raise StoreError(
-                f"collection {self.metadata_name!r} has vectors, so it is not hubplugin's; "
-                f"hubplugin keeps the correction of {self.collection!r} in a collection "
-                "of that name, which must be free"
+                f"collection {self.metadata_name!r} has vectors, so it is not "
+                f"hubplugin's; hubplugin keeps the correction of {self.collection!r} "
+                "in a collection of that name, which must be free"
             )
         return info is not None
 

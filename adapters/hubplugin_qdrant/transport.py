@@ -503,8 +503,8 @@ class QdrantTransport:
     @property
     def page_size(self) -> int:
         """The largest number of points to read or write at a time."""
-        # The rate limit is in points per minute, and a request that exceeds the limit is
-        # repeated as a whole. A thirtieth of the limit, two seconds' worth, repeats
+        # The rate limit is in points per minute, and a request that exceeds the limit
+        # is repeated as a whole. A thirtieth of the limit, two seconds' worth, repeats
         # little.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [

@@ -146,7 +146,7 @@ class IndexHandler:
         return self.inner.plan_remove(ids, renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        """Return `vectors` [n, d] as reconstructed once they are added: float32 [n, d]."""
+        """Return `vectors` as the index will reconstruct them, once added: [n, d]."""
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None
