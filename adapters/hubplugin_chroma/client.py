@@ -51,12 +51,12 @@ class HubCollection(chromadb.Collection):
 
         The arguments and the result are those of `chromadb.Collection.query`.
         """
-        plain = super().query
+        plain_query = super().query
         if self._store.look().version is None:
-            return plain(*args, **kwargs)
+            return plain_query(*args, **kwargs)
 
         # Read the request. Chroma checks it and embeds its texts.
-        bound = inspect.signature(plain).bind(*args, **kwargs)
+        bound = inspect.signature(plain_query).bind(*args, **kwargs)
         bound.apply_defaults()
         request = bound.arguments
         prepared = self._validate_and_prepare_query_request(**request)
@@ -68,7 +68,7 @@ class HubCollection(chromadb.Collection):
         filters = {name: request[name] for name in ("ids", "where", "where_document")}
 
         def fetch(queries: np.ndarray, count: int) -> list[Candidates]:
-            answer = plain(queries, n_results=count, include=fields, **filters)
+            answer = plain_query(queries, n_results=count, include=fields, **filters)
             return as_candidates(answer)
 
         rows = self._store.rank(queries, request["n_results"], fetch)

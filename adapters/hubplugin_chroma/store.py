@@ -81,8 +81,8 @@ class ChromaStore(CandidateStore):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        first = self._targets.get(limit=1, include=["embeddings"])
-        for vector in first["embeddings"]:
+        page = self._targets.get(limit=1, include=["embeddings"])
+        for vector in page["embeddings"]:
             return len(vector)
         version, _ = self.read_manifest().find_current()
         if version is None:

@@ -72,11 +72,11 @@ def require_recall(
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
-    before = measure_recall(raw.owner, queries, raw_truth)
-    after = measure_recall(upgraded.owner, queries, truth)
-    lost = float((before - after).mean())
-    error = float((before - after).std() / np.sqrt(len(queries)))
-    if lost <= max(TOLERATED, 2 * error):
+    raw_recalls = measure_recall(raw.owner, queries, raw_truth)
+    recalls = measure_recall(upgraded.owner, queries, truth)
+    loss = float((raw_recalls - recalls).mean())
+    standard_error = float((raw_recalls - recalls).std() / np.sqrt(len(queries)))
+    if loss <= max(TOLERATED, 2 * standard_error):
         return
     allowed = TOLERATED
     advice = ""
@@ -85,10 +85,10 @@ def require_recall(
         allowed = PROMISED
         advice = "; a larger nprobe, efSearch or k_factor finds more"
     summary = (
-        f"recall@10 of bank queries from {before.mean():.3f} to {after.mean():.3f} "
-        f"({lost:.3f} +- {error:.3f} less)"
+        f"recall@10 of bank queries from {raw_recalls.mean():.3f} to "
+        f"{recalls.mean():.3f} ({loss:.3f} +- {standard_error:.3f} less)"
     )
-    if lost > allowed + 2 * error and not force:
+    if loss > allowed + 2 * standard_error and not force:
         raise CorrectionRefused(
             f"an upgrade of this {name_of(raw.index)} would lower {summary}, and "
             f"{allowed} is the most that is allowed for its type; nothing was "

@@ -68,12 +68,14 @@ class IndexScale:
         # Choose the step for which most entries imply the same mean.
         steps = STEP * np.arange(-10, 31)
         offsets = model.offsets(vectors.astype(np.float32))
+        # `rest` is mean - nearness L, so each step implies a mean for each entry.
         rest = stored[usable] - lengths * offsets - squares
         means = rest + steps[:, None] * lengths  # [steps, n]
         rounded = CENTRE * np.round(np.median(means, axis=1) / CENTRE)
         errors = np.abs(means - rounded[:, None])
-        best = np.quantile(errors, 0.25, axis=1).argmin()  # some offsets may be stale
-        return cls(euclidean, float(steps[best]), float(rounded[best]))
+        # A quantile, because some offsets may be stale.
+        best_step = np.quantile(errors, 0.25, axis=1).argmin()
+        return cls(euclidean, float(steps[best_step]), float(rounded[best_step]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Convert `offsets` [b] of the model to the values in the index: [b].

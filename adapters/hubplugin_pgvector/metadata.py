@@ -163,8 +163,8 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         If another vector column of the table is corrected, the name includes the name
         of this vector column.
         """
-        others = "target = %(target)s AND vector <> %(vector)s"
-        if not self._documents("number", others):
+        of_other_vectors = "target = %(target)s AND vector <> %(vector)s"
+        if not self._documents("number", of_other_vectors):
             return OFFSET
         # PostgreSQL truncates names after 63 bytes.
         start = self.table.vector.encode()[:40].decode(errors="ignore")

@@ -151,10 +151,10 @@ class PgvectorStore(DocumentStore):
         select = f"SELECT {', '.join(columns)} FROM {table.identifier} AS target"
         order = f"ORDER BY {key} LIMIT {PAGE}"
         after_last = ""
-        last: dict[str, str] = {}
+        parameters: dict[str, str] = {}
         while True:
             rows = self.database.run(
-                f"{select} WHERE {table.has_vector} {after_last} {order}", last
+                f"{select} WHERE {table.has_vector} {after_last} {order}", parameters
             )
             if not rows:
                 return
@@ -169,7 +169,7 @@ class PgvectorStore(DocumentStore):
                 values=values,
             )
             after_last = f"AND {key} > %(id)s::text::{table.key.type}"
-            last = {"id": str(ids[-1])}
+            parameters = {"id": str(ids[-1])}
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if offsets cannot be written to every row.
@@ -405,12 +405,12 @@ class PgvectorWriting(Writing):
 
         # Lock the rows, so that only this update can change them, and read the digests
         # of their vectors.
-        before = run(
+        locked_rows = run(
             f"SELECT new.id, {digest} FROM {target}, {new} WHERE {same_row}"
             " FOR NO KEY UPDATE OF target",
             values,
         )
-        digests = dict(before)
+        digests = dict(locked_rows)
         values["digests"] = [digests.get(id) for id in ids]
         # Rows that already have their offset are not updated: an update would insert
         # them into each index of the table again.
@@ -421,19 +421,19 @@ class PgvectorWriting(Writing):
         )
         # Make constraint triggers that are deferred to the end of the transaction fire.
         run("SET CONSTRAINTS ALL IMMEDIATE")
-        after = run(
+        counts = run(
             f"SELECT count(*) FILTER (WHERE {digest} IS DISTINCT FROM new.digest),"
             f" count(*) FILTER (WHERE {lacks_offset})"
             f" FROM {new} LEFT JOIN {target} ON {same_row}"
             " WHERE new.digest IS NOT NULL",
             values,
         )
-        changed, lacking = after[0]
+        changed, lacking = counts[0]
         if changed or lacking:
             raise StoreError(
                 f"{self.store.url}: after offsets were written, {changed} of "
-                f"{len(before)} rows have another vector or are gone, and {lacking} "
-                "lack their offset"
+                f"{len(locked_rows)} rows have another vector or are gone, and "
+                f"{lacking} lack their offset"
             )
 
     @retry_deadlocks

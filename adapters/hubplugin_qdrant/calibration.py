@@ -191,11 +191,11 @@ def expected_hits(found: Hits, before: Hits, after: Hits) -> Hits:
     ids: list[list[Id]] = []
     scores: list[list[float]] = []
     for row, ids_before in enumerate(before.ids):
-        moved = {*ids_before} ^ {*after.ids[row]}
-        ids.append([point for point in found.ids[row] if point in moved])
+        changed_ids = {*ids_before} ^ {*after.ids[row]}
+        ids.append([point for point in found.ids[row] if point in changed_ids])
         scores.append([math.nan] * len(ids[row]))  # NaN ties with no score
         for point, score in zip(ids_before, before.scores[row], strict=True):
-            if point not in moved:
+            if point not in changed_ids:
                 ids[row].append(point)
                 scores[row].append(score)
     return Hits(ids, scores)
@@ -221,8 +221,8 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     # The versions to try, from the narrowest to the widest search.
     if version.storage == "vector":
         # The first ratio is 1, for which the server's default applies.
-        wider = ratios(searches.largest_ef / DEFAULT_EF)[1:]
-        every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider)]
+        wider_ratios = ratios(searches.largest_ef / DEFAULT_EF)[1:]
+        every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_ratios)]
         versions = [version.replace(hnsw_ef=ef) for ef in every_ef]
     else:
         limit = version.max_candidates or MOST_CANDIDATES
@@ -286,5 +286,7 @@ def _choose(
         found = searches.search_corrected(versions[index])
         return truth.recall(found, least_recall)
 
-    first = first_that(lambda index: recall_of(index) >= least_recall, len(versions))
-    return versions[first].replace(recall=recall_of(first))
+    first_index = first_that(
+        lambda index: recall_of(index) >= least_recall, len(versions)
+    )
+    return versions[first_index].replace(recall=recall_of(first_index))

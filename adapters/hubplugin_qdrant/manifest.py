@@ -127,8 +127,8 @@ class QdrantVersion(corrections.Version):
         oversampling = self.oversampling
         if exact and self.exact_oversampling:
             oversampling = max(oversampling, self.exact_oversampling)
-        wanted = int(max(results, SMALLEST_PAGE) * oversampling + 0.5)
-        return min(max(wanted, results), self.max_candidates or LARGEST)
+        count = int(max(results, SMALLEST_PAGE) * oversampling + 0.5)
+        return min(max(count, results), self.max_candidates or LARGEST)
 
 
 class QdrantManifest(corrections.Manifest[QdrantVersion]):

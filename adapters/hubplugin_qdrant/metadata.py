@@ -329,10 +329,10 @@ class CorrectionCache:
         self, collection: str, manifest: QdrantManifest, vectors: Collection[str]
     ) -> QdrantManifest:
         """Return `manifest` without versions whose augmented vectors are gone."""
-        lost = m.vectors_of(manifest.everything).difference(vectors)
+        lost_vectors = m.vectors_of(manifest.everything).difference(vectors)
 
         def is_usable(version: QdrantVersion | None) -> bool:
-            return version is not None and version.augmented_vector not in lost
+            return version is not None and version.augmented_vector not in lost_vectors
 
         active = {n: v for n, v in manifest.active.items() if is_usable(v)}
         if len(active) < len(manifest.active):

@@ -280,8 +280,8 @@ class VectorSchema(Schema):
         bytes_per_vector = bytes_per_number * (self.dim + 1)
         # In the lowest layer of the graph, a point has up to 2 m links of 4 bytes.
         bytes_per_point = bytes_per_vector + 2 * links * 4
-        where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
-        return f"about {_bytes(bytes_per_point * self.transport.count())} of {where}"
+        medium = "disk" if self.parameters.on_disk else "memory, and as much of disk"
+        return f"about {_bytes(bytes_per_point * self.transport.count())} of {medium}"
 
     def prepare(self, version: QdrantVersion) -> None:
         """Add the augmented vector of `version`, unless it exists, and configure it."""

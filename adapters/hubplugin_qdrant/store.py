@@ -309,8 +309,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         )
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
-        theirs = models.PayloadSelectorExclude(exclude=[KEY])
-        records = self.transport.ask("retrieve", [*ids], with_payload=theirs)
+        without_offsets = models.PayloadSelectorExclude(exclude=[KEY])
+        records = self.transport.ask("retrieve", [*ids], with_payload=without_offsets)
         fields = {plain_id(record.id): record.payload or {} for record in records}
         return [fields.get(key, {}) for key in ids]
 
@@ -365,8 +365,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if found == "nothing":  # the version is new
             for notice in self._cost_notices():
                 logger.warning("%s: %s", self.url, notice)
-        most = self.transport.strict.max_query_limit
-        version = version.replace(max_candidates=most)
+        limit = self.transport.strict.max_query_limit
+        version = version.replace(max_candidates=limit)
         return QdrantWriting(self, version, found, model, earlier, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:

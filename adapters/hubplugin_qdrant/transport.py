@@ -274,9 +274,9 @@ class QdrantTransport:
         except Refusal as error:
             if error.fault is not Fault.MISSING:
                 raise
-            every = self.retry("opening", self.client.get_collections).collections
+            collections = self.retry("opening", self.client.get_collections).collections
             names = sorted(
-                each.name for each in every if not each.name.endswith("--hub")
+                each.name for each in collections if not each.name.endswith("--hub")
             )
             raise StoreError(
                 f"{self.url}: there is no collection {requested!r}; there are: "
@@ -525,9 +525,9 @@ class QdrantTransport:
 
         search: The method `query_batch_points` of a plain or corrected client.
         """
-        most = self.strict.search_max_batchsize or len(requests)
+        largest_size = self.strict.search_max_batchsize or len(requests)
         answers: list[models.QueryResponse] = []
-        size = most if self.is_local else 1
+        size = largest_size if self.is_local else 1
         while len(answers) < len(requests):
             chunk = requests[len(answers) : len(answers) + size]
             began = time.monotonic()
@@ -535,7 +535,7 @@ class QdrantTransport:
             if not self.is_local:
                 seconds = time.monotonic() - began
                 time.sleep(min(seconds, POLL_SECONDS))
-                size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
+                size = max(1, min(largest_size, int(size * BRIEF_SECONDS / seconds)))
         return answers
 
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:

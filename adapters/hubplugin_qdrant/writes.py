@@ -81,12 +81,13 @@ def with_offsets(
     """
     plain = [point for point in points if _is_plain(point, versioned_models)]
     stored = offsets.compute_stored(plain, versioned_models)
-    ready = {
+    # By object, because points may lack an id, or share one.
+    completed = {
         id(point): offsets.with_stored(point, each)
         for point, each in zip(plain, stored, strict=True)
     }
-    others = [point for point in points if id(point) not in ready]
-    written = [ready.get(id(point), point) for point in points]
+    others = [point for point in points if id(point) not in completed]
+    written = [completed.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
 
 
@@ -315,10 +316,10 @@ def _clearing_cache(name: str, *, deletes: bool = False) -> OfClient:
         result = yield Call(getattr(cache.raw, name), **arguments)
         cache.manifests.clear()
         if deletes:
-            ours = m.metadata_collection(arguments["collection_name"])
-            info = yield from metadata.describe(cache.raw, ours)
+            metadata_name = m.metadata_collection(arguments["collection_name"])
+            info = yield from metadata.describe(cache.raw, metadata_name)
             if info is not None and metadata.is_metadata(info):
-                yield Call(cache.raw.delete_collection, ours)
+                yield Call(cache.raw.delete_collection, metadata_name)
         return result
 
     return operation

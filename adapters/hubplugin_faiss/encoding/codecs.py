@@ -51,12 +51,12 @@ class OffsetCoder:
         """
         components = np.zeros((len(offsets), len(self.extra.query)), np.float32)
         for i in self.codec.offset_dimensions:
-            wanted = self.extra.component(offsets, components[:, :i])
+            component = self.extra.component(offsets, components[:, :i])
             # The codec encodes all extra dimensions at once: set the others to zero.
-            alone = np.zeros_like(components)
-            alone[:, i] = np.clip(wanted - bases[:, i], *self.codec.limits)
-            held = self.codec.decode(self.codec.encode(alone))[:, i]
-            components[:, i] = held + bases[:, i]
+            padded = np.zeros_like(components)
+            padded[:, i] = np.clip(component - bases[:, i], *self.codec.limits)
+            decoded = self.codec.decode(self.codec.encode(padded))[:, i]
+            components[:, i] = decoded + bases[:, i]
         return components
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
@@ -256,9 +256,10 @@ class ScalarCodec(Codec):
             extra = spec.extra_dimensions(query, width, ends, bases)
             return self._design_levels(extra, spec, bases)
         if spec.euclidean:
+            # Rounding the first component changes its square by less than loss^2.
             longest = np.sqrt(2 * (spec.high - spec.low))
-            lost = longest * np.sqrt(2 * self.FLOATS[self.quantizer.qtype])
-            query.append(-lost)
+            loss = longest * np.sqrt(2 * self.FLOATS[self.quantizer.qtype])
+            query.append(-loss)
         else:
             # Keep components below half of the largest fp16 number.
             query = [spec.first_component(room=30_000)] * 2
@@ -305,11 +306,11 @@ class ScalarCodec(Codec):
             if i == self.offset_dimensions[-1]:
                 break
             if spec.euclidean:
-                # Rounding this component changes its square by at most lost^2.
-                lost = np.sqrt((high - low) * step + step**2)
-                q[i + 1] = -lost
+                # Rounding this component changes its square by at most loss^2.
+                loss = np.sqrt((high - low) * step + step**2)
+                q[i + 1] = -loss
                 low = 0.0
-                high = np.sqrt(2) * lost
+                high = np.sqrt(2) * loss
             else:
                 # Rounding this component changes the offset by at most half a step.
                 q[i + 1] = first
@@ -390,21 +391,21 @@ class ProductCodec(Codec):
             middles = (first_levels[1:] + first_levels[:-1]) / 2
             nearest = np.searchsorted(middles, values)
             held = first_levels[nearest] + base_components
-            lost = sample - first.offsets(held[:, None])
+            losses = sample - first.offsets(held[:, None])
             if len(np.unique(values)) < levels:
                 # The levels fit the sample exactly, but later offsets may lie between
                 # two levels.
                 offsets = first.offsets(first_levels[:, None] + base_components.mean())
                 gap = np.diff(np.sort(offsets)).max()
-                lost = np.concatenate([lost, gap * np.linspace(-0.5, 0.5, levels)])
+                losses = np.concatenate([losses, gap * np.linspace(-0.5, 0.5, levels)])
             query[self.part] = query[0]
             if spec.euclidean:
-                query[self.part] = -np.sqrt(2 * np.abs(lost).max())
+                query[self.part] = -np.sqrt(2 * np.abs(losses).max())
             extra = spec.extra_dimensions(query, len(query), sample, bases)
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
             # In this part, centroids have the same component as the query.
             base_components = second.query * (bases is not None)
-            values = second.component(lost) - base_components
+            values = second.component(losses) - base_components
             plain = second.query - base_components
             codebooks.append(place_levels(values, levels, plain, (0.0, 0.0)))
         tables = np.zeros((parts, levels, self.part), np.float32)

@@ -75,13 +75,13 @@ class BaseIndexHandler(IndexHandler):
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
         """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
-        found = [self.lists.read(0, 0, 0)]  # an empty array, in case `rows` is empty
+        blocks = [self.lists.read(0, 0, 0)]  # an empty array, in case `rows` is empty
         for list_no, part in parts_by_list(self.list_nos[rows]):
             places = rows[part] - self.starts[list_no]
             first = int(places[0])
             codes = self.lists.read(list_no, first, int(places[-1]) + 1)
-            found.append(codes[places - first])
-        return np.concatenate(found)
+            blocks.append(codes[places - first])
+        return np.concatenate(blocks)
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         """Return the centroids [b, d + w] of the lists `list_nos` [b].
@@ -131,8 +131,8 @@ class BaseIndexHandler(IndexHandler):
 
         # Design the coder of the extra dimensions.
         centroid_offsets = self.centroid_offsets(offsets, spec.queries)
-        around = centroid_offsets[list_nos] if self.residual else None
-        coder = self.codec.design(spec, offsets[sample], around)
+        sample_bases = centroid_offsets[list_nos] if self.residual else None
+        coder = self.codec.design(spec, offsets[sample], sample_bases)
         centroid_components = coder.centres(centroid_offsets)
         # The components [lists, w] from which codes store differences.
         bases = np.zeros_like(centroid_components)
@@ -234,8 +234,8 @@ class BaseIndexHandler(IndexHandler):
         list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
         components = self.coder.components_for(added.offsets, centres[:, self.d :])
-        held = self.coder.extra.offsets(components)
-        if np.abs(held - added.offsets).max(initial=0) > self.largest_loss:
+        held_offsets = self.coder.extra.offsets(components)
+        if np.abs(held_offsets - added.offsets).max(initial=0) > self.largest_loss:
             raise StoreError(
                 f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
                 f"do not fit the codes of this {name_of(self.index)}, which were made "

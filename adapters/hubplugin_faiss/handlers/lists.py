@@ -134,17 +134,19 @@ class InvertedListsHandler(BaseIndexHandler):
             sums = np.bincount(self.list_nos, offsets, nlist)
             return (sums / np.maximum(self.sizes, 1)).astype(np.float32)
         queries = pick_evenly(queries, max(BESTS // nlist, 40))
-        best = np.full((len(queries), nlist), -np.inf, np.float32)
+        best_scores = np.full((len(queries), nlist), -np.inf, np.float32)
         for rows in self.row_blocks(READ):
             scores = similarities(queries, self.take(rows)[0], self.euclidean)
             scores += offsets[rows]
             # Entries are sorted by list, so each list has one range of columns.
             list_nos, first = np.unique(self.list_nos[rows], return_index=True)
             in_block = np.fmax.reduceat(scores, first, axis=1)
-            best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
+            best_scores[:, list_nos] = np.fmax(best_scores[:, list_nos], in_block)
         centres = self.quantizer.reconstruct_batch(np.arange(nlist))
-        best -= similarities(queries, centres, self.euclidean)
-        ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
+        best_scores -= similarities(queries, centres, self.euclidean)
+        ranks = np.where(np.isfinite(best_scores), best_scores, 0).mean(
+            axis=0, dtype=np.float64
+        )
         # Shift all ranks equally, so that the mean rank over entries is the mean offset.
         excess = (ranks * self.sizes).sum() - offsets.sum(dtype=np.float64)
         ranks = np.clip(ranks - excess / self.count, offsets.min(), offsets.max())

@@ -216,8 +216,10 @@ class PreTransformHandler(WrapperHandler):
 
         None under L2, if b is 0, or if a later transform normalises vectors.
         """
-        later = self._transforms[1:]
-        normalises = any(isinstance(t, faiss.NormalizationTransform) for t in later)
+        later_transforms = self._transforms[1:]
+        normalises = any(
+            isinstance(t, faiss.NormalizationTransform) for t in later_transforms
+        )
         if self.euclidean or normalises:
             return None
         shift = self._transform(np.zeros((1, self.index.d)))[0].astype(np.float64)
@@ -416,8 +418,8 @@ class RefineHandler(WrapperHandler):
         refined_vectors, refined_offsets = self.inner.take(ids)
         refined_vectors = refined_vectors[places]
         refined_offsets = refined_offsets[places]
-        both = np.hstack([base_vectors, refined_vectors])
-        finite = np.isfinite(both).all(axis=1)
+        vectors = np.hstack([base_vectors, refined_vectors])
+        finite = np.isfinite(vectors).all(axis=1)
         parts = (base_vectors, base_offsets, refined_vectors, refined_offsets)
         return [part[finite] for part in parts]
 
