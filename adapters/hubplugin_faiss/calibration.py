@@ -140,20 +140,20 @@ def exact_rankings(
     Returns:
         The ids of the best targets without offsets, and with them, int64 [m, K] each.
     """
-    plain = faiss.ResultHeap(len(queries), K, keep_max=True)
-    corrected = faiss.ResultHeap(len(queries), K, keep_max=True)
+    raw_heap = faiss.ResultHeap(len(queries), K, keep_max=True)
+    corrected_heap = faiss.ResultHeap(len(queries), K, keep_max=True)
     mapped = model.queries(queries)
     for batch in upgraded.scan(READ):
         vectors = batch.vectors
         offsets = batch.offsets
         labels = np.tile(batch.ids, (len(queries), 1))
-        plain.add_result(similarities(queries, vectors, raw.euclidean), labels)
+        raw_heap.add_result(similarities(queries, vectors, raw.euclidean), labels)
         if model.metric is Metric.COSINE and upgraded.lossy:
             vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)
         scores = similarities(mapped, vectors, raw.euclidean) + offsets
-        corrected.add_result(scores, labels)
-    plain.finalize()
-    corrected.finalize()
-    return plain.I, corrected.I
+        corrected_heap.add_result(scores, labels)
+    raw_heap.finalize()
+    corrected_heap.finalize()
+    return raw_heap.I, corrected_heap.I

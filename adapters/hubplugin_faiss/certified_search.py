@@ -241,6 +241,7 @@ class CorrectedSearch:
         last = np.inf if self._scores_bits else similarities[-1]
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
+            # Of equal corrected scores, the one with the larger similarity comes first.
             order = np.argsort(-similarities, kind="stable")
             similarities = similarities[order]
             rows = rows[order]

@@ -339,9 +339,9 @@ class FaissStore(ManifestStore[FaissVersion]):
 
         Without a model, it is the metric that the index computes.
         """
-        known = self._given_metric or self._model_metric
-        if known is not None:
-            return known
+        chosen = self._given_metric or self._model_metric
+        if chosen is not None:
+            return chosen
         version = self.active()
         return self.handler.metric if version is None else version.metric
 
@@ -607,7 +607,7 @@ class FaissWriting(Writing):
                 f"{store.url}: {missing} targets have no offset yet; run apply again"
             )
         raw = handler_for(store.raw)
-        force = self.forced or is_amended
+        force = self.forced or is_amended  # an active version is only warned about
         try:
             upgraded = upgrade_by(raw, self._offsets, self.model, self._scale, force)
             store.replace(upgraded, self.version)
@@ -738,6 +738,7 @@ def open_url(url: str) -> FaissStore:
         # A file name may contain question marks. Each reading has a path, a separator
         # and a query.
         readings += [(name, "", ""), name.rpartition("?"), name.partition("?")]
+    # If no file exists, the last reading gives the error.
     existing = [reading for reading in readings if os.path.isfile(reading[0])]
     path, _, query = (existing or readings[-1:])[0]
     options = parse_qs(query)

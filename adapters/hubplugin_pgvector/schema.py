@@ -238,6 +238,7 @@ def _read_metric(
     The metric comes from the URL, or by default from the indexes on the column.
     """
     rows = database.run(INDEXES, (oid, vector))
+    # The last index of a metric counts: an HNSW index, if there is one.
     by_metric = {METRICS[name]: index_options for name, index_options in rows}
     if "metric" in options:
         try:

@@ -401,6 +401,7 @@ class PgvectorWriting(Writing):
         digest = f"sha256({table.type}_send({vector}))"
         lacks_offset = f"{column} IS DISTINCT FROM new.hub"
         ids = list(map(str, batch.ids))
+        # The first statement runs before the digests are known, and does not read them.
         values = {"ids": ids, "offsets": offsets.tolist(), "digests": []}
 
         # Lock the rows, so that only this update can change them, and read the digests

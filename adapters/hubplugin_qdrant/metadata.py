@@ -173,6 +173,8 @@ class CachedManifest:
         self.needs_vectors = any(
             version.storage == "vector" or version.mapped for version in active
         )
+        # Active versions come first in `maintained`, so their number tells them from a
+        # half-written one.
         versions = [(version.number, version.word) for version in self.maintained]
         self.state = (self.collection, len(active), *versions)
 

@@ -265,7 +265,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         try:
             transport.flush_all()
             for records in transport.pages(with_payload=[KEY]):
-                reader.batches(records)
+                reader.batches(records)  # fills `reader.left_over`
                 done = min(done + transport.page_size, total)
                 if progress is not None:
                     progress("removing offsets", done, total)

@@ -37,7 +37,10 @@ from hubplugin_qdrant.requests import nothing
 
 
 class Fault(Enum):
-    """The kind of an error of the client; the values are statuses of REST and gRPC.
+    """The kind of an error of the client.
+
+    The values are the statuses of REST and gRPC for this kind. REJECTED and OTHER have
+    no statuses of their own.
 
     MISSING: The collection or the point does not exist.
     FORBIDDEN: The api key lacks a right.

@@ -454,6 +454,6 @@ def place_levels(
         nearest = order[np.searchsorted(middles, values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
-        members[: len(fixed)] = 0  # fixed levels stay where they are
+        members[: len(fixed)] = 0  # fixed levels, the first ones, are not moved
         levels = np.where(members > 0, means, levels)
     return np.sort(levels).astype(np.float32)

@@ -150,6 +150,7 @@ class IndexHandler:
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None
+    """The reconstruction of a zero vector, once `with_zeros` needs it: [1, d]."""
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
         """Return reconstructed `vectors` [b, d] with zero vectors restored.

@@ -285,6 +285,7 @@ class BaseIndexHandler(IndexHandler):
                 kept = np.flatnonzero(~np.isin(old_ids, removed))
                 ids_kept = old_ids[kept]
                 if renumbered:
+                    # Subtract the number of removed ids below each.
                     ids_kept = ids_kept - np.searchsorted(removed, ids_kept)
                 if len(kept) < size:
                     codes = self.lists.read(list_no, 0, size)[kept]

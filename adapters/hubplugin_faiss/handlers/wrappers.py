@@ -91,6 +91,7 @@ class IdMapHandler(WrapperHandler):
         return [*append, partial(set_ids, self.index, all_ids)]
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
+        # In the wrapped index, the id of an entry is its place in the id map.
         is_removed = np.isin(self._ids, ids)
         rows = np.flatnonzero(is_removed)
         remove = self.inner.plan_remove(rows, renumbered=True)
