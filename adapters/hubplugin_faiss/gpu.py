@@ -96,7 +96,7 @@ def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
 def merge(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
     """Return one transform x -> A x + b that replaces all `steps`.
 
-    It appends zeros up to `d_out` components.
+    The transform also appends zeros up to `d_out` components.
     """
     d = steps[0].d_in
     # Row 0 starts as 0 and becomes b; row i + 1 starts as unit vector i and becomes

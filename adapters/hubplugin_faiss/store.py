@@ -90,8 +90,8 @@ class FileState(NamedTuple):
 class FaissStore(ManifestStore[FaissVersion]):
     """An index file, which is read into memory.
 
-    It is read again if another program has changed it. Recorded queries are kept beside
-    it, in photos.faiss.queries.
+    The file is read again if another program has changed it. Recorded queries are kept
+    beside it, in photos.faiss.queries.
 
     Args:
         path: The index file.
@@ -379,18 +379,18 @@ class FaissStore(ManifestStore[FaissVersion]):
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
         exact = scale.to_index(offsets.astype(np.float64), vectors)
-        largest = np.zeros(len(exact))
-        quarter = 0.0  # of the distance between two levels, once shift 0 was rounded
+        largest_errors = np.zeros(len(exact))
+        quarter_distance = 0.0
         for shift in (0, -2, -1, 1, 2):
-            nearby = exact + shift * quarter
+            nearby = exact + shift * quarter_distance
             held = self.handler.round_offsets(nearby, vectors, rows)
             errors = np.nan_to_num(np.abs(held - exact))  # NaN: not a finite vector
             errors = np.minimum(errors, self.handler.largest_loss)
-            largest = np.maximum(largest, errors)
+            largest_errors = np.maximum(largest_errors, errors)
             if shift == 0:
-                # The mean rounding error is a quarter of that distance.
-                quarter = float(errors.mean())
-        rounded = scale.to_model(exact + largest, vectors)
+                # A mean rounding error is a quarter of the distance between two levels.
+                quarter_distance = float(errors.mean())
+        rounded = scale.to_model(exact + largest_errors, vectors)
         return np.asarray(rounded - offsets) + self.precision
 
     def count(self) -> int:

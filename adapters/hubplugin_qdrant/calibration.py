@@ -148,10 +148,12 @@ def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
 class Truth:
     """The exact results of the calibration queries.
 
-    Other clients may change them during the calibration by writing to the collection.
+    Other clients may change these results during the calibration, by writing to the
+    collection.
 
     read: A function that searches for the results.
-    is_settled: True if the last two reads returned the same results.
+    is_settled: True if the last two reads returned the same results; False after the
+        first read.
     """
 
     def __init__(self, read: Callable[[], Hits]):

@@ -176,11 +176,13 @@ def mend(
     """
     operations: list[models.UpdateOperation] = []
     shard_key = record.shard_key
-    held = our_offsets(record.payload)
-    if _differing(stored.offsets, held):
+    held_offsets = our_offsets(record.payload)
+    if _differing(stored.offsets, held_offsets):
         operations.append(set_offsets(record.id, stored.offsets, shard_key))
-    kept = {version.field for version in previous if version.storage == "payload"}
-    surplus_fields = held.keys() - stored.offsets.keys() - kept
+    kept_fields = {
+        version.field for version in previous if version.storage == "payload"
+    }
+    surplus_fields = held_offsets.keys() - stored.offsets.keys() - kept_fields
     if surplus_fields:
         paths = [f"{KEY}.{name}" for name in sorted(surplus_fields)]
         under_key: Any = (record.payload or {})[KEY]
@@ -191,11 +193,11 @@ def mend(
     outdated = _differing(stored.vectors, vectors)
     if outdated:
         operations.append(set_vectors({record.id: outdated}, shard_key))
-    augmented = vectors.keys() & augmented_vectors
-    surplus = augmented - stored.vectors.keys() - vectors_of(previous)
-    if surplus:
+    held_vectors = vectors.keys() & augmented_vectors
+    surplus_vectors = held_vectors - stored.vectors.keys() - vectors_of(previous)
+    if surplus_vectors:
         delete = models.DeleteVectors(
-            vector=sorted(surplus), points=[record.id], shard_key=shard_key
+            vector=sorted(surplus_vectors), points=[record.id], shard_key=shard_key
         )
         operations.append(models.DeleteVectorsOperation(delete_vectors=delete))
     return operations

@@ -420,7 +420,7 @@ def find_vector(
         if using:
             is_wanted = version.vector == using
         else:
-            # The only vector of the user is wanted, and deleted if there is none.
+            # The only vector of the user is wanted. If there is none, it was deleted.
             is_wanted = not dense
         if is_wanted and version.vector not in existing:
             return version.vector, models.VectorParams(

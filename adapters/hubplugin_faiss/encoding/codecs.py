@@ -247,7 +247,8 @@ class ScalarCodec(Codec):
     def design(
         self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None
     ) -> OffsetCoder:
-        # At least one dimension is padding; the last dimension marks the model.
+        # Pad d to a multiple of 16. At least one dimension is padding, and the last one
+        # marks the model.
         used = len(self.offset_dimensions)
         width = used + 1 + -(self.quantizer.d + used + 1) % 16
         ends = np.array([spec.low, spec.high])
@@ -312,7 +313,7 @@ class ScalarCodec(Codec):
                 low = 0.0
                 high = np.sqrt(2) * loss
             else:
-                # Rounding this component changes the offset by at most half a step.
+                # Rounding this component changes the offset by at most 0.5 step q_i.
                 q[i + 1] = first
                 low = -0.5 * step * q[i] / first
                 high = -low
@@ -390,8 +391,8 @@ class ProductCodec(Codec):
             first_levels = codebooks[0]
             middles = (first_levels[1:] + first_levels[:-1]) / 2
             nearest = np.searchsorted(middles, values)
-            held = first_levels[nearest] + base_components
-            losses = sample - first.offsets(held[:, None])
+            decoded = first_levels[nearest] + base_components
+            losses = sample - first.offsets(decoded[:, None])
             if len(np.unique(values)) < levels:
                 # The levels fit the sample exactly, but later offsets may lie between
                 # two levels.
@@ -403,7 +404,8 @@ class ProductCodec(Codec):
                 query[self.part] = -np.sqrt(2 * np.abs(losses).max())
             extra = spec.extra_dimensions(query, len(query), sample, bases)
             second = ExtraDimensions(extra.query[self.part :][:1], spec.euclidean)
-            # In this part, centroids have the same component as the query.
+            # In this part, centroids have the same component as the query. Without
+            # centroids, codes store the component itself.
             base_components = second.query * (bases is not None)
             values = second.component(losses) - base_components
             plain = second.query - base_components
@@ -432,10 +434,10 @@ def place_levels(
     """
     distinct = np.unique(values)
     fixed = np.unique(plain.astype(np.float32))
-    both = np.unique(np.concatenate([distinct, fixed]))
-    if len(both) <= count:
-        spread = np.linspace(*room, count - len(both))
-        return np.sort(np.concatenate([both, spread])).astype(np.float32)
+    distinct_and_fixed = np.unique(np.concatenate([distinct, fixed]))
+    if len(distinct_and_fixed) <= count:
+        spread = np.linspace(*room, count - len(distinct_and_fixed))
+        return np.sort(np.concatenate([distinct_and_fixed, spread])).astype(np.float32)
     if len(fixed) > count // 8:
         # These are too many to be fixed levels: treat them like the other values.
         values = np.concatenate([values, fixed])
