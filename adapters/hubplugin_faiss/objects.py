@@ -78,7 +78,7 @@ def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]
 def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
     """Return copies of the transforms in front of an index.
 
-    They are written and read again, since Faiss's cloner supports few of them.
+    The transforms are written and read again, since Faiss's cloner supports few of them.
     """
     copies = []
     for transform in transforms_of(index):
@@ -134,7 +134,7 @@ def is_mapped(index: faiss.Index) -> bool:
 def normalises_queries(index: faiss.Index) -> bool:
     """Return True if `index` normalises queries (L2norm).
 
-    It cannot have a query map: the lengths of mapped queries matter.
+    Such an index cannot have a query map: the lengths of mapped queries matter.
     """
     return any(
         isinstance(transform, faiss.NormalizationTransform)

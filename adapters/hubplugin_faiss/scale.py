@@ -16,7 +16,7 @@ STEP = 0.05
 """The unit of `IndexScale.nearness`: a multiple can be recovered from an index."""
 
 CENTRE = 0.02
-"""The unit of `IndexScale.mean`, for the same reason."""
+"""The unit of `IndexScale.mean`: a multiple can be recovered, too."""
 
 
 @dataclass(frozen=True)

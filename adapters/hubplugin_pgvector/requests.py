@@ -103,7 +103,7 @@ class Order:
     def by(self, query: np.ndarray) -> OrderBy:
         """Return the ORDER BY for `query` [d].
 
-        Its numbers are as short as float32 allows.
+        The numbers of the query are as short as float32 allows.
         """
         numbers = np.array([*query, *self.components], np.float32)
         return OrderBy(self.distance, ["[" + ",".join(map(str, numbers)) + "]"])

@@ -50,7 +50,7 @@ def open_url(url: str) -> PgvectorStore:
 
     An example is `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
     Passwords are best kept in PGPASSFILE or a service file. The URL may have these
-    options besides those of libpq:
+    options besides the options of libpq:
 
         table   as in SQL, with its schema if that is not on the search path
         vector  the column, by default the only one of type vector or halfvec

@@ -23,7 +23,7 @@ from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 class HubQdrantDocumentStore(QdrantDocumentStore):
     """A QdrantDocumentStore that applies the correction of a collection.
 
-    It has the same parameters. Documents are written with their offsets.
+    The parameters are the same. Documents are written with their offsets.
     """
 
     def _initialize_client(self) -> None:

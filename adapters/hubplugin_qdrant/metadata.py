@@ -303,7 +303,7 @@ class CorrectionCache:
         for name, version in manifest.active.items():
             if version.storage == "vector":
                 # Searches look for points that lack the augmented vector, unless there
-                # are none. A count of vectors would include those of deleted points.
+                # are none. A count of vectors would include vectors of deleted points.
                 is_lacking = yield from self._may_have_point(
                     collection, lacks_augmented_vector(version)
                 )

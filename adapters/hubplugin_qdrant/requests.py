@@ -372,7 +372,7 @@ def as_found(points: Points) -> Points:
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
     """Return the finish that turns similarities into scores of the collection.
 
-    It also drops points whose corrected similarity is below `threshold`, because
+    The finish also drops points whose corrected similarity is below `threshold`, because
     servers before 1.17 ignore the threshold of a formula.
     """
     if metric is not Metric.EUCLIDEAN and threshold is None:
@@ -451,8 +451,8 @@ def _by_augmented_vector(
 ) -> list[models.Prefetch]:
     """Return a search by the augmented vector, and a search by the raw vector.
 
-    The latter finds the points that have no augmented vector. It is omitted if every
-    point has an augmented vector.
+    The latter finds the points that have no augmented vector. If every point has one,
+    this search is omitted.
     """
     augmented = models.Prefetch.model_construct(
         filter=node.filter, limit=results, **_augment(node, prefetches, version)

@@ -180,9 +180,9 @@ class PayloadSchema(Schema):
     def prepare(self, version: QdrantVersion) -> None:
         """Create a float index on the offsets, unless there is one.
 
-        Formulas are faster with the index, and strict mode requires it. It is created
-        before any offset is written, so that the graph is built without extra links for
-        it. There is no need to wait: the server does a later write after the index.
+        Formulas are faster with the index, and strict mode requires it. The index is
+        created before any offset is written, so that the graph is built without extra
+        links for it. There is no need to wait: the server does a later write after the index.
         """
         transport = self.transport
         if transport.is_local:  # local mode has no indexes, and warns about them
@@ -222,7 +222,7 @@ class PayloadSchema(Schema):
 class VectorSchema(Schema):
     """Offsets in an augmented vector of d + 1 dimensions.
 
-    The augmented vector has the same settings as the corrected one.
+    The augmented vector has the same settings as the corrected vector.
     """
 
     write_factor = 1.3

@@ -340,7 +340,7 @@ class QdrantTransport:
     ) -> Answer:
         """Make a request, repeat it while it fails, and return the answer.
 
-        The request must be harmless if it is made twice. It is repeated while its
+        The request must be harmless if it is made twice. It is repeated while the
         faults are `PASSING`, for RETRY_SECONDS or LIMITED_SECONDS, or until `give_up`
         is called. Then the last error is raised, with `doing` in the message.
         """

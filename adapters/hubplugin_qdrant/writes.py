@@ -94,9 +94,9 @@ def with_offsets(
 def _is_plain(point: Any, versioned_models: Models) -> bool:
     """Return True if `point` can be written with its offsets.
 
-    It must be a structure whose vectors need no embedding. With offsets in payloads, it
-    must also have a payload: if an upsert has none, server 1.14 keeps the old payload
-    of the point.
+    The point must be a structure whose vectors need no embedding. With offsets in
+    payloads, it must also have a payload: if an upsert has none, server 1.14 keeps the
+    old payload of the point.
     """
     if type(point) is not models.PointStruct:
         return False

@@ -188,7 +188,7 @@ class ScalarCodec(Codec):
 
     Faiss is many times slower if d is not a multiple of 16, so extra dimensions pad d
     to the next multiple. Several of them carry the offset: each encodes the rounding
-    error of the one before it.
+    error of the dimension before it.
     """
 
     # The types of 16-bit floats, with the distance from 1 to the next number.
@@ -421,7 +421,7 @@ def place_levels(
 ) -> np.ndarray:
     """Return sorted levels that quantise `values` with a small squared error.
 
-    They are float32 [count], from Lloyd's algorithm in one dimension.
+    The levels are float32 [count], from Lloyd's algorithm in one dimension.
 
     Args:
         values: The values to quantise, [n].
