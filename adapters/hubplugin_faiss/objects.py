@@ -78,7 +78,8 @@ def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]
 def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
     """Return copies of the transforms in front of an index.
 
-    The transforms are written and read again, since Faiss's cloner supports few of them.
+    The transforms are written and read again, since Faiss's cloner supports few of
+    them.
     """
     copies = []
     for transform in transforms_of(index):

@@ -372,8 +372,8 @@ def as_found(points: Points) -> Points:
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
     """Return the finish that turns similarities into scores of the collection.
 
-    The finish also drops points whose corrected similarity is below `threshold`, because
-    servers before 1.17 ignore the threshold of a formula.
+    The finish also drops points whose corrected similarity is below `threshold`,
+    because servers before 1.17 ignore the threshold of a formula.
     """
     if metric is not Metric.EUCLIDEAN and threshold is None:
         return as_found

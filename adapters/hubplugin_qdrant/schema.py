@@ -182,7 +182,8 @@ class PayloadSchema(Schema):
 
         Formulas are faster with the index, and strict mode requires it. The index is
         created before any offset is written, so that the graph is built without extra
-        links for it. There is no need to wait: the server does a later write after the index.
+        links for it. There is no need to wait: the server does a later write after the
+        index.
         """
         transport = self.transport
         if transport.is_local:  # local mode has no indexes, and warns about them
