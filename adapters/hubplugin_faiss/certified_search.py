@@ -166,29 +166,31 @@ class CorrectedSearch:
         ids = np.full((len(queries), k), -1, np.int64)
         certified = np.zeros(len(queries), bool)
         fetched = np.zeros(len(queries), np.int64)
-        most = min(max(self._limit, k), self._count)
-        fetch = min(GROWTH * k, most)
+        largest_count = min(max(self._limit, k), self._count)
+        count = min(GROWTH * k, largest_count)
         pending = np.arange(len(queries))
         while len(pending):
-            answers = self._index.search(queries[pending], fetch)
-            fetched[pending] = fetch
+            answers = self._index.search(queries[pending], count)
+            fetched[pending] = count
             uncertain = []
             for query, raw, found in zip(pending, *answers, strict=True):
                 rows = found[found >= 0]  # Faiss fills missing results with -1
-                best, best_rows, bound = self._rank(
+                best_scores, best_rows, bound = self._rank(
                     queries[query], raw[: len(rows)], rows
                 )
-                scores[query, : len(best)] = best[:k]
-                ids[query, : len(best)] = best_rows[:k]
-                if len(rows) < fetch:
+                scores[query, : len(best_scores)] = best_scores[:k]
+                ids[query, : len(best_scores)] = best_rows[:k]
+                if len(rows) < count:
                     continue  # the index found no more, and would not next time
-                certified[query] = fetch == self._count or best[k - 1] >= bound
+                # If all targets were fetched, there may be fewer than k results.
+                has_all = count == self._count
+                certified[query] = has_all or best_scores[k - 1] >= bound
                 if not certified[query]:
                     uncertain.append(query)
-            if fetch == most:
+            if count == largest_count:
                 break
             pending = np.array(uncertain, np.int64)
-            fetch = min(GROWTH * fetch, most)
+            count = min(GROWTH * count, largest_count)
         if self._euclidean:
             scores *= -2  # squared distances, less twice the offsets
         return Certified(scores.astype(np.float32), ids, certified, fetched)

@@ -607,7 +607,8 @@ class FaissWriting(Writing):
                 f"{store.url}: {missing} targets have no offset yet; run apply again"
             )
         raw = handler_for(store.raw)
-        force = self.forced or is_amended  # an active version is only warned about
+        # For an active version, a loss of recall only gives a warning.
+        force = self.forced or is_amended
         try:
             upgraded = upgrade_by(raw, self._offsets, self.model, self._scale, force)
             store.replace(upgraded, self.version)

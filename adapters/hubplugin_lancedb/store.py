@@ -82,6 +82,7 @@ class LanceStore(CandidateStore):
                 "texts"
             )
         self.dim = vector.list_size
+        # Tables have no id. The dimension tells at least some replaced tables apart.
         self.gallery = f"of {self.dim} dimensions"
 
     def count(self) -> int:

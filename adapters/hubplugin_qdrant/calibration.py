@@ -234,6 +234,7 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
         if points <= min(FEW_POINTS, limit):
             # All points become candidates, so no result can be missed.
             return versions[-1]
+    # Exact results are read beyond the end of a page, to see which of them are tied.
     search_raw = partial(searches.search_raw, 2 * SMALLEST_PAGE, exact)
     raw_recall = Truth(search_raw).recall(searches.search_raw(), least_recall=1.0)
     least_recall = AGREEMENT * raw_recall

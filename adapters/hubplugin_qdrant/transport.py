@@ -273,7 +273,7 @@ class QdrantTransport:
         requested = self.collection  # may be an alias
         self.collection = collection
         try:
-            self._keep(self.describe())
+            self._keep_description(self.describe())
         except Refusal as error:
             if error.fault is not Fault.MISSING:
                 raise
@@ -294,7 +294,7 @@ class QdrantTransport:
                 "formulas; upgrade it to 1.14 or newer"
             )
 
-    def _keep(self, info: models.CollectionInfo) -> None:
+    def _keep_description(self, info: models.CollectionInfo) -> None:
         """Keep the server's description of the collection, and reset the counts."""
         self.opened: models.CollectionInfo = info
         strict: Any = info.config.strict_mode_config
@@ -312,7 +312,7 @@ class QdrantTransport:
         job.
         """
         transport = copy.copy(self)
-        transport._keep(self.describe())
+        transport._keep_description(self.describe())
         transport._counted = transport.count()
         return transport
 
