@@ -125,7 +125,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._require_unchanged()
 
     def _hold(self, index: faiss.Index, state: FileState) -> None:
-        """Keep `index` in memory, which the file had in this `state`."""
+        """Keep `index`, the content of the file in this `state`."""
         self.index = index
         self.handler = handler_for(index)
         self.dim = int(index.d)

@@ -489,7 +489,7 @@ def _augment(
 
     The augmented query is [q, 1] or, under Euclidean distance, [q, 0]. The search
     ignores quantised codes, which lose the last component by clipping it to the range
-    of the others.
+    of the other components.
     """
     query = nearest(node.query)
     if version.metric is Metric.COSINE:

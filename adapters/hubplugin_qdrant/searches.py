@@ -142,7 +142,7 @@ def query_points_groups(
     # The server multiplies the candidates by the size of the groups, so no more are
     # needed here.
     arguments, finish = yield from _rewrite_arguments(cache, cached, arguments)
-    del arguments["offset"]
+    del arguments["offset"]  # `query_points_groups` has no offset
     result = yield Call(cache.raw.query_points_groups, **arguments)
     for group in result.groups:
         group.hits = finish(group.hits)

@@ -40,7 +40,10 @@ In six settings, the coefficients from 256 to 2,048 entries differed by 0.01 at 
 
 
 class WrapperHandler(IndexHandler):
-    """Handles an index that wraps one other index."""
+    """Handles an index that wraps one other index.
+
+    inner: The handler of the wrapped index, by default from `handler_for`.
+    """
 
     def __init__(self, index: faiss.Index, inner: IndexHandler | None = None):
         super().__init__(index)
