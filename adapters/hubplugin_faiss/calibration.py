@@ -76,6 +76,7 @@ def require_recall(
     recalls = measure_recall(upgraded.owner, queries, truth)
     loss = float((raw_recalls - recalls).mean())
     standard_error = float((raw_recalls - recalls).std() / np.sqrt(len(queries)))
+    # A loss of two standard errors may be chance.
     if loss <= max(TOLERATED, 2 * standard_error):
         return
     allowed = TOLERATED
@@ -149,6 +150,7 @@ def exact_rankings(
         labels = np.tile(batch.ids, (len(queries), 1))
         raw_heap.add_result(similarities(queries, vectors, raw.euclidean), labels)
         if model.metric is Metric.COSINE and upgraded.lossy:
+            # Codes change lengths: rank by cosine, with the offsets of the model.
             vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)

@@ -184,6 +184,7 @@ def rewrite_requests(
     Returns:
         Each rewritten request, and the function that finishes its answer.
     """
+    # A vector without prefetches needs no embedding, and no point id is replaced.
     is_simple = all(
         isinstance(nearest(request.query), list) and not request.prefetch
         for request in requests
