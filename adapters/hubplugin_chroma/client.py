@@ -15,14 +15,16 @@ from hubplugin_chroma.store import COLUMNS, ChromaStore, as_candidates
 
 
 def updating_offsets(write: Any) -> Any:
-    """Wrap the method `write` of a collection so that it also updates offsets."""
+    """Return the method `write` of a collection with an update of the offsets."""
 
     @functools.wraps(write)
-    def run(self: HubCollection, ids: Any, *args: Any, **kwargs: Any) -> None:
+    def write_and_update(
+        self: HubCollection, ids: Any, *args: Any, **kwargs: Any
+    ) -> None:
         write(self, ids, *args, **kwargs)
         self._store.bring_up_to_date(ids)
 
-    return run
+    return write_and_update
 
 
 class HubCollection(chromadb.Collection):
@@ -49,12 +51,12 @@ class HubCollection(chromadb.Collection):
 
         The arguments and the result are those of `chromadb.Collection.query`.
         """
-        plain = super().query
+        plain_query = super().query
         if self._store.get_snapshot().version is None:
-            return plain(*args, **kwargs)
+            return plain_query(*args, **kwargs)
 
         # Read the request. Chroma checks it and embeds its texts.
-        bound = inspect.signature(plain).bind(*args, **kwargs)
+        bound = inspect.signature(plain_query).bind(*args, **kwargs)
         bound.apply_defaults()
         request = bound.arguments
         prepared = self._validate_and_prepare_query_request(**request)
@@ -66,12 +68,12 @@ class HubCollection(chromadb.Collection):
         filters = {name: request[name] for name in ("ids", "where", "where_document")}
 
         def fetch(queries: np.ndarray, count: int) -> list[Candidates]:
-            answer = plain(queries, n_results=count, include=fields, **filters)
+            answer = plain_query(queries, n_results=count, include=fields, **filters)
             return as_candidates(answer)
 
         rows = self._store.rank(queries, request["n_results"], fetch)
 
-        # Return them in Chroma's format.
+        # Return the rows in Chroma's format.
         answer: Any = dict.fromkeys((*COLUMNS, "data"))
         for name in {"ids", *include}.intersection(COLUMNS):
             answer[name] = [row[name] for row in rows]

@@ -39,11 +39,11 @@ from hubplugin.store import Batch, ErrorTranslator, Id
 BATCH = 500
 """The number of targets per request. A server rejects requests above about 32 MB."""
 
-NEVER = 1_000_000_000
+UNREACHED = 1_000_000_000
 """A number of records that the collections of a correction never reach.
 
-Chroma writes an index only from this number on. Offsets need no index, and a kill
-during that write would make the collection unreadable.
+As their `sync_threshold`, it keeps Chroma from ever writing an index. Offsets need no
+index, and a kill during that write would make the collection unreadable.
 """
 
 COLUMNS = ("ids", "distances", "embeddings", "documents", "uris", "metadatas")
@@ -81,8 +81,8 @@ class ChromaStore(CandidateStore):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        first = self._targets.get(limit=1, include=["embeddings"])
-        for vector in first["embeddings"]:
+        page = self._targets.get(limit=1, include=["embeddings"])
+        for vector in page["embeddings"]:
             return len(vector)
         version, _ = self.read_manifest().find_current()
         if version is None:
@@ -96,8 +96,7 @@ class ChromaStore(CandidateStore):
         return int(self._targets.count())
 
     def fetch(self, queries: np.ndarray, count: int) -> list[Candidates]:
-        include = ["distances"]
-        answer = self._targets.query(queries, n_results=count, include=include)
+        answer = self._targets.query(queries, n_results=count, include=["distances"])
         return as_candidates(answer)
 
     def how_to_search(self) -> tuple[str, str]:
@@ -151,7 +150,7 @@ class ChromaStore(CandidateStore):
         except StoreError:
             if self.active() == version:
                 raise
-            self.bring_up_to_date(ids)  # another correction has replaced it
+            self.bring_up_to_date(ids)  # another version has become active
         self.get_snapshot(anew=True)  # searches of this store see the new offsets
 
     def find_place(self, name: str) -> Any:
@@ -163,14 +162,14 @@ class ChromaStore(CandidateStore):
             raise
 
     def make_place(self, name: str, mark: str) -> Any:
-        ours = self.open_place(name)
-        if ours is not None:
-            ours.modify(metadata={MARK: mark})
-            return ours
+        place = self.open_place(name)
+        if place is not None:
+            place.modify(metadata={MARK: mark})
+            return place
         return self._client.create_collection(
             name,
             metadata={MARK: mark},
-            configuration={"hnsw": {"sync_threshold": NEVER}},
+            configuration={"hnsw": {"sync_threshold": UNREACHED}},
             embedding_function=None,
         )
 
@@ -197,7 +196,7 @@ def read_pages(
 
     Args:
         collection: The collection.
-        include: Its fields in each page.
+        include: The fields of the records to read.
         start: The number of the first record.
     """
     while True:

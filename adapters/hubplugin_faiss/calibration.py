@@ -72,31 +72,32 @@ def require_recall(
     if queries is None or upgraded.count < 10 * K:
         return
     raw_truth, truth = exact_rankings(raw, upgraded, model, scale, queries)
-    before = measure_recall(raw.owner, queries, raw_truth)
-    after = measure_recall(upgraded.owner, queries, truth)
-    lost = float((before - after).mean())
-    error = float((before - after).std() / np.sqrt(len(queries)))
-    if lost <= max(TOLERATED, 2 * error):
+    raw_recalls = measure_recall(raw.owner, queries, raw_truth)
+    recalls = measure_recall(upgraded.owner, queries, truth)
+    loss = float((raw_recalls - recalls).mean())
+    standard_error = float((raw_recalls - recalls).std() / np.sqrt(len(queries)))
+    # A loss of two standard errors may be chance.
+    if loss <= max(TOLERATED, 2 * standard_error):
         return
-    promised = TOLERATED
+    allowed = TOLERATED
     advice = ""
     approximate = faiss.IndexIVF | faiss.IndexHNSW
     if any(isinstance(part, approximate) for part in parts(raw.index)):
-        promised = PROMISED
+        allowed = PROMISED
         advice = "; a larger nprobe, efSearch or k_factor finds more"
-    found = (
-        f"recall@10 of bank queries from {before.mean():.3f} to {after.mean():.3f} "
-        f"({lost:.3f} +- {error:.3f} less)"
+    summary = (
+        f"recall@10 of bank queries from {raw_recalls.mean():.3f} to "
+        f"{recalls.mean():.3f} ({loss:.3f} +- {standard_error:.3f} less)"
     )
-    if lost > promised + 2 * error and not force:
+    if loss > allowed + 2 * standard_error and not force:
         raise CorrectionRefused(
-            f"an upgrade of this {name_of(raw.index)} would lower {found}, and "
-            f"{promised} is the most that is allowed for its type; nothing was "
+            f"an upgrade of this {name_of(raw.index)} would lower {summary}, and "
+            f"{allowed} is the most that is allowed for its type; nothing was "
             f"changed{advice}; ",
             Parameter("force", True),
             " upgrades it all the same",
         )
-    warnings.warn(f"the upgrade lowered {found}{advice}", stacklevel=4)
+    warnings.warn(f"the upgrade lowered {summary}{advice}", stacklevel=4)
 
 
 def measure_recall(
@@ -138,22 +139,23 @@ def exact_rankings(
         queries: The raw queries, [m, d].
 
     Returns:
-        The ids of the best targets without and with offsets, int64 [m, K] each.
+        The ids of the best targets without offsets, and with them, int64 [m, K] each.
     """
-    plain = faiss.ResultHeap(len(queries), K, keep_max=True)
-    corrected = faiss.ResultHeap(len(queries), K, keep_max=True)
+    raw_heap = faiss.ResultHeap(len(queries), K, keep_max=True)
+    corrected_heap = faiss.ResultHeap(len(queries), K, keep_max=True)
     mapped = model.queries(queries)
     for batch in upgraded.scan(READ):
         vectors = batch.vectors
         offsets = batch.offsets
         labels = np.tile(batch.ids, (len(queries), 1))
-        plain.add_result(similarities(queries, vectors, raw.euclidean), labels)
+        raw_heap.add_result(similarities(queries, vectors, raw.euclidean), labels)
         if model.metric is Metric.COSINE and upgraded.lossy:
+            # Codes change lengths: rank by cosine, with the offsets of the model.
             vectors = raw.with_zeros(vectors)
             offsets = scale.to_model(offsets, vectors)
             vectors = unit_or_zero(vectors)
         scores = similarities(mapped, vectors, raw.euclidean) + offsets
-        corrected.add_result(scores, labels)
-    plain.finalize()
-    corrected.finalize()
-    return plain.I, corrected.I
+        corrected_heap.add_result(scores, labels)
+    raw_heap.finalize()
+    corrected_heap.finalize()
+    return raw_heap.I, corrected_heap.I

@@ -41,9 +41,9 @@ class CorrectedSearch:
 
     If s_L is the similarity of the last of the L best candidates, no other target can
     score more than s_L + M, where M is the largest offset. If the model maps queries,
-    the index is searched with the mapped query, and these are similarities to it.
-    Results are certified once the k-th corrected score reaches that bound. Until then,
-    four times as many candidates are fetched each time. The certificate holds for an
+    the index is searched with the mapped query, and s_L is a similarity to it. Results
+    are certified once the k-th corrected score reaches that bound. Until then, four
+    times as many candidates are fetched each time. The certificate holds for an
     exact index. An approximate index may miss the same targets as in its raw search.
 
     Codes without room for an offset (RaBitQ, LSH, additive quantisers) have errors much
@@ -166,29 +166,33 @@ class CorrectedSearch:
         ids = np.full((len(queries), k), -1, np.int64)
         certified = np.zeros(len(queries), bool)
         fetched = np.zeros(len(queries), np.int64)
-        most = min(max(self._limit, k), self._count)
-        fetch = min(GROWTH * k, most)
+        largest_count = min(max(self._limit, k), self._count)
+        count = min(GROWTH * k, largest_count)
         pending = np.arange(len(queries))
         while len(pending):
-            answers = self._index.search(queries[pending], fetch)
-            fetched[pending] = fetch
+            answers = self._index.search(queries[pending], count)
+            fetched[pending] = count
             uncertain = []
             for query, raw, found in zip(pending, *answers, strict=True):
-                rows = found[found >= 0]
-                best, names, bound = self._rank(queries[query], raw[: len(rows)], rows)
-                scores[query, : len(best)] = best[:k]
-                ids[query, : len(best)] = names[:k]
-                if len(rows) < fetch:
+                rows = found[found >= 0]  # Faiss fills missing results with -1
+                best_scores, best_rows, bound = self._rank(
+                    queries[query], raw[: len(rows)], rows
+                )
+                scores[query, : len(best_scores)] = best_scores[:k]
+                ids[query, : len(best_scores)] = best_rows[:k]
+                if len(rows) < count:
                     continue  # the index found no more, and would not next time
-                certified[query] = fetch == self._count or best[k - 1] >= bound
+                # If all targets were fetched, there may be fewer than k results.
+                has_all = count == self._count
+                certified[query] = has_all or best_scores[k - 1] >= bound
                 if not certified[query]:
                     uncertain.append(query)
-            if fetch == most:
+            if count == largest_count:
                 break
             pending = np.array(uncertain, np.int64)
-            fetch = min(GROWTH * fetch, most)
+            count = min(GROWTH * count, largest_count)
         if self._euclidean:
-            scores *= -2
+            scores *= -2  # squared distances, less twice the offsets
         return Certified(scores.astype(np.float32), ids, certified, fetched)
 
     def _as_queries(self, x: np.ndarray, k: int) -> np.ndarray:
@@ -235,9 +239,11 @@ class CorrectedSearch:
         similarities = raw.astype(np.float64)
         if self._euclidean:
             similarities /= -2
+        # Scores by bits are no similarities, so they bound nothing.
         last = np.inf if self._scores_bits else similarities[-1]
         if self._vectors is not None:
             similarities = self._true_similarities(query, rows)
+            # Of equal corrected scores, the one with the larger similarity comes first.
             order = np.argsort(-similarities, kind="stable")
             similarities = similarities[order]
             rows = rows[order]

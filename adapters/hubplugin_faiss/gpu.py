@@ -43,10 +43,10 @@ def for_gpu(index: faiss.Index) -> faiss.Index:
             GPUs.
     """
     upgraded_handler(index)  # raises: Faiss itself can clone a raw index
-    return cloneable(index)
+    return cloneable_copy(index)
 
 
-def cloneable(index: faiss.Index) -> faiss.Index:
+def cloneable_copy(index: faiss.Index) -> faiss.Index:
     """Return a copy of `index` with the same number of components, or more.
 
     The transform in front of the copy sets the additional components to 0.
@@ -55,13 +55,13 @@ def cloneable(index: faiss.Index) -> faiss.Index:
     if isinstance(part, faiss.IndexIVF):
         quantizer = faiss.downcast_index(part.quantizer)
         if isinstance(quantizer, faiss.IndexPreTransform):
-            cloneable(quantizer)  # raises if Faiss cannot clone the quantizer
+            cloneable_copy(quantizer)  # raises if Faiss cannot clone the quantizer
     match part:
         case faiss.IndexPreTransform():
-            inner = cloneable(part.index)
-            return pretransform([as_one(transforms_of(part), inner.d)], inner)
+            inner = cloneable_copy(part.index)
+            return pretransform([merge(transforms_of(part), inner.d)], inner)
         case faiss.IndexIDMap():
-            return id_map_like(part, cloneable(part.index))
+            return id_map_like(part, cloneable_copy(part.index))
         case faiss.IndexIVFPQ():
             width = width_on_gpu(part)
             if width > part.d:
@@ -93,10 +93,10 @@ def width_on_gpu(part: faiss.IndexIVFPQ) -> int:
     return codes.dsub * counts[0]
 
 
-def as_one(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
+def merge(steps: list[faiss.VectorTransform], d_out: int) -> faiss.LinearTransform:
     """Return one transform x -> A x + b that replaces all `steps`.
 
-    It appends zeros up to `d_out` components.
+    The transform also appends zeros up to `d_out` components.
     """
     d = steps[0].d_in
     # Row 0 starts as 0 and becomes b; row i + 1 starts as unit vector i and becomes

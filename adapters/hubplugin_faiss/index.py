@@ -94,7 +94,7 @@ def upgrade(
     handler.check()
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = require_offsets(model_or_offsets, handler.count, "the index")
-        offsets = offsets[handler.order()]
+        offsets = offsets[handler.order()]  # from the order of ids to scan order
         return handler.upgrade(offsets, upgrade_spec(offsets, handler.euclidean))
     model = model_or_offsets
     require_suits(model, handler)
@@ -306,8 +306,8 @@ def offsets_by(
         The offsets in scan order, on `scale`, float32 [n].
 
     Raises:
-        InputError: The model cannot judge more than half of the entries, or cosine does
-            not suit them.
+        InputError: The model cannot judge more than half of the entries, or it is for
+            cosine, and vectors cannot be of unit length.
     """
     offsets = np.empty(handler.count, np.float32)
     invalid = InvalidVectors()
@@ -343,11 +343,12 @@ def require_unit(
             half of them must be of about unit length.
     """
     lengths = np.linalg.norm(vectors, axis=1)
-    tolerance = UNIT
-    most_bad = 0.0
     if lossy:
         tolerance = LOSSY_UNIT
         most_bad = len(lengths) / 2
+    else:
+        tolerance = UNIT
+        most_bad = 0.0
     bad = np.flatnonzero((np.abs(lengths - 1) > tolerance) & (lengths > 0))
     if len(bad) > most_bad:
         row = bad[0]
@@ -410,7 +411,7 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
 def require_offsets(values: OffsetsLike, count: int, name: str) -> np.ndarray:
     """Return `values` as offsets: float32 [count].
 
-    Raises InputError if they are not valid offsets.
+    Raises InputError if `values` are not valid offsets.
 
     name: The name of the index or batch in error messages.
     """

@@ -59,7 +59,7 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def recount(index: faiss.Index) -> int:
-    """Update the number of entries from the inside out, and return it."""
+    """Return the number of entries in the innermost index, and set it in all others."""
     index = faiss.downcast_index(index)
     for field in ("base_index", "refine_index", "index"):
         if hasattr(index, field):
@@ -78,7 +78,8 @@ def transforms_of(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]
 def copy_transforms(index: faiss.IndexPreTransform) -> list[faiss.VectorTransform]:
     """Return copies of the transforms in front of an index.
 
-    They are written and read again, since Faiss's cloner supports few of them.
+    The transforms are written and read again, since Faiss's cloner supports few of
+    them.
     """
     copies = []
     for transform in transforms_of(index):
@@ -134,7 +135,7 @@ def is_mapped(index: faiss.Index) -> bool:
 def normalises_queries(index: faiss.Index) -> bool:
     """Return True if `index` normalises queries (L2norm).
 
-    It cannot have a query map: the lengths of mapped queries matter.
+    Such an index cannot have a query map: the lengths of mapped queries matter.
     """
     return any(
         isinstance(transform, faiss.NormalizationTransform)

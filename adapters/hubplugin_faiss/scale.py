@@ -13,10 +13,10 @@ from hubplugin_faiss.encoding.offsets import QUERIES, nearness_of
 from hubplugin_faiss.handlers.base import SAMPLED, IndexHandler
 
 STEP = 0.05
-"""The unit of `IndexScale.nearness`: multiples can be recovered from an index."""
+"""The unit of `IndexScale.nearness`: a multiple can be recovered from an index."""
 
 CENTRE = 0.02
-"""The unit of `IndexScale.mean`, for the same reason."""
+"""The unit of `IndexScale.mean`: a multiple can be recovered, too."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class IndexScale:
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """Return the scale on which the index of `handler` holds offsets of `model`.
 
-        For an index without offsets, a scale is computed from a sample of entries. An
-        index with offsets keeps its scale, since another one would make all of them
-        wrong; it is recovered from the offsets.
+        For an index without offsets of the model, a scale is computed from a sample of
+        entries. An index with such offsets keeps its scale, since another scale would
+        make all of them wrong. The scale is recovered from the offsets.
         """
         euclidean = handler.euclidean
         if model.metric is not Metric.COSINE or not handler.lossy:
@@ -59,7 +59,7 @@ class IndexScale:
         if not len(vectors):
             return cls(euclidean)
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        squares = euclidean * lengths**2 / 2
+        squares = euclidean * lengths**2 / 2  # without L2, `euclidean` counts as 0
         if not handler.holds_offsets_of(model.fingerprint):
             queries = model.queries(pick_evenly(model.terms[0].bank, QUERIES))
             nearness = STEP * round(nearness_of(queries, vectors, handler.count) / STEP)
@@ -68,12 +68,14 @@ class IndexScale:
         # Choose the step for which most entries imply the same mean.
         steps = STEP * np.arange(-10, 31)
         offsets = model.offsets(vectors.astype(np.float32))
+        # `rest` is mean - nearness L, so each step implies a mean for each entry.
         rest = stored[usable] - lengths * offsets - squares
         means = rest + steps[:, None] * lengths  # [steps, n]
         rounded = CENTRE * np.round(np.median(means, axis=1) / CENTRE)
         errors = np.abs(means - rounded[:, None])
-        best = np.quantile(errors, 0.25, axis=1).argmin()  # some offsets may be stale
-        return cls(euclidean, float(steps[best]), float(rounded[best]))
+        # A quantile, because some offsets may be stale.
+        best_step = np.quantile(errors, 0.25, axis=1).argmin()
+        return cls(euclidean, float(steps[best_step]), float(rounded[best_step]))
 
     def to_index(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """Convert `offsets` [b] of the model to the values in the index: [b].
@@ -96,11 +98,12 @@ class IndexScale:
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Return the factors [b] and the norm biases [b] of `vectors` [b, d].
 
-        They are 1 and 0 for a zero vector, whose length codes cannot have changed.
+        A zero vector, whose length codes cannot have changed, has factor 1 and bias 0.
         """
         if self.nearness is None:
             return 1.0, 0.0
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+        # Without L2, `euclidean` counts as 0.
         bias = self.nearness * lengths - self.euclidean * lengths**2 / 2 - self.mean
         has_length = lengths > 0
         return np.where(has_length, lengths, 1.0), np.where(has_length, bias, 0.0)

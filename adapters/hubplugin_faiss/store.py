@@ -7,8 +7,9 @@ photos.faiss.hub/lock            locked by the run that writes
 
 One run writes at a time. It collects offsets in memory and replaces the index file in
 one step; until then the file does not change. Right before that step, the run writes a
-manifest that identifies the content of the new file. A run may be killed between the
-two, so the index file decides which version is active (`FaissStore.read_manifest`).
+manifest that identifies the content of the new file. A run may be killed between these
+two steps, so the index file decides which version is active
+(`FaissStore.read_manifest`).
 After a kill, the next run starts again with the model that was already fitted.
 
 Other files are written, read and deleted only inside this folder, which must not be a
@@ -62,34 +63,35 @@ NOTHING = -1
 
 
 class FaissVersion(Version):
-    """A version of a correction, with `Seen.content` of the files it belongs to.
+    """A version of a correction, with the stamps of the files it belongs to.
 
-    stamp: Identifies the file on which the model was fitted.
-    index: Identifies the file with the offsets. "" until that file is complete.
+    stamp: The `FileState.stamp` of the file on which the model was fitted.
+    index: The `FileState.stamp` of the file with the offsets. "" until that file is
+        complete.
     """
 
     stamp: str = ""
     index: str = ""
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """The state of a file when it was read.
 
-    content: The size of the file and a hash of both ends.
-    number: The inode.
+    stamp: The size of the file and a hash of both ends, which identify its content.
+    inode: The number of the inode.
     changed: The time of the last change, in nanoseconds.
     """
 
-    content: str
-    number: int
+    stamp: str
+    inode: int
     changed: int
 
 
 class FaissStore(ManifestStore[FaissVersion]):
     """An index file, which is read into memory.
 
-    It is read again if another program has changed it. Recorded queries are kept beside
-    it, in photos.faiss.queries.
+    The file is read again if another program has changed it. Recorded queries are kept
+    beside it, in photos.faiss.queries.
 
     Args:
         path: The index file.
@@ -107,42 +109,45 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
         self._given_metric = metric
         self._is_writing = False
-        self._scanned: Seen | None = None  # the file that the last `scan` began on
+        self._scanned: FileState | None = None  # the file that the last `scan` began on
         self._read()
 
     def _read(self) -> None:
         """Read the file. Raises StoreError if another program changes it meanwhile."""
-        seen = look_at(self.path)
+        state = read_state(self.path)
         try:
             index = faiss.read_index(str(self.path))
         except (RuntimeError, MemoryError) as error:
             raise StoreError(
                 f"Faiss cannot read {str(self.path)!r}: {reason(error)}"
             ) from None
-        self._take(index, seen)
+        self._hold(index, state)
         self._require_unchanged()
 
-    def _take(self, index: faiss.Index, seen: Seen) -> None:
-        """Hold `index`, which was in the file in the state `seen`."""
+    def _hold(self, index: faiss.Index, state: FileState) -> None:
+        """Keep `index`, the content of the file in this `state`."""
         self.index = index
         self.handler = handler_for(index)
         self.dim = int(index.d)
-        self._seen = seen
+        self._state = state
         self._model_metric: Metric | None = None
         vars(self).pop("raw", None)  # cached for the previous index
 
     def _reread_if_changed(self) -> None:
         """Read the file again if another program has changed it.
 
-        Do nothing while this store writes the file: the new offsets belong to the
-        entries that were read before.
+        Do nothing while a run of this store writes: its offsets belong to the entries
+        that were read before.
         """
-        if not self._is_writing and look_at(self.path) != self._seen:
+        if not self._is_writing and read_state(self.path) != self._state:
             self._read()
 
-    def _require_unchanged(self, seen: Seen | None = None) -> None:
-        """Raise StoreError if the file is not in the state `seen`, or as it was read."""
-        if look_at(self.path) != (seen or self._seen):
+    def _require_unchanged(self, state: FileState | None = None) -> None:
+        """Raise StoreError if the file is not in this `state`.
+
+        By default, this is the state in which the file was read.
+        """
+        if read_state(self.path) != (state or self._state):
             raise StoreError(
                 f"{str(self.path)!r} was changed by another program since it was read; "
                 "it stays as that program left it: run this again"
@@ -151,9 +156,9 @@ class FaissStore(ManifestStore[FaissVersion]):
     def read_manifest(self) -> Manifest[FaissVersion]:
         """Return the manifest, corrected to match the offsets in the index.
 
-        They may differ if a run was killed before it updated the manifest, or if
-        somebody restored an older index. Raises StoreError if the index has offsets
-        from a model that is not in the manifest.
+        The manifest may not match if a run was killed before it updated the manifest,
+        or if somebody restored an older index. Raises StoreError if the index has
+        offsets from a model that is not in the manifest.
         """
         place = repr(str(self.hub / "manifest.json"))
         mend = (
@@ -165,13 +170,14 @@ class FaissStore(ManifestStore[FaissVersion]):
             manifest = Manifest[FaissVersion].read(content, place, mend)
         writing = manifest.writing
         if writing is not None:
-            if writing.index == self._seen.content:
+            if writing.index == self._state.stamp:
                 return manifest.activate(writing)  # a run was killed after the switch
-            if writing.stamp != self._seen.content:
+            if writing.stamp != self._state.stamp:
                 manifest = manifest.give_up()  # its model was fitted on another file
         holds = self.handler.holds_offsets_of
         if not self.handler.extras or holds(""):
-            # Somebody replaced the corrected index by another one.
+            # No offsets come from a model. If a version is active, somebody replaced
+            # the corrected index.
             return manifest.withdraw() if manifest.active else manifest
         active = tuple(manifest.active.values())
         if any(holds(version.model) for version in active):
@@ -200,7 +206,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._delete_file("manifest.json")
 
     def new_version(self, model: OffsetModel, number: int) -> FaissVersion:
-        return FaissVersion.of(model, number, stamp=self._seen.content)
+        return FaissVersion.of(model, number, stamp=self._state.stamp)
 
     def read_model(self, version: FaissVersion) -> OffsetModel:
         name = f"{version.number}.model"
@@ -260,7 +266,7 @@ class FaissStore(ManifestStore[FaissVersion]):
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:
         """Open a new file in the folder for `size` bytes.
 
-        It gets its name once it is complete.
+        The file gets its name once it is complete.
         """
         path = self._place(name)
         with as_store_error(path, needed=size), replacing(path, 0o600) as file:
@@ -333,9 +339,9 @@ class FaissStore(ManifestStore[FaissVersion]):
 
         Without a model, it is the metric that the index computes.
         """
-        known = self._given_metric or self._model_metric
-        if known is not None:
-            return known
+        chosen = self._given_metric or self._model_metric
+        if chosen is not None:
+            return chosen
         version = self.active()
         return self.handler.metric if version is None else version.metric
 
@@ -367,24 +373,24 @@ class FaissStore(ManifestStore[FaissVersion]):
         """Return the largest rounding error that codes may cause in `offsets` [b]: [b].
 
         Nearby offsets are rounded as well, and the largest error counts. Errors are
-        clipped at `most_lost`, the most that codes lose of an offset in their range. A
-        stored offset with a larger error is stale, and a refresh makes new codes.
+        clipped at `IndexHandler.largest_loss`. A stored offset with a larger error is
+        stale, and a refresh makes new codes.
         """
         vectors = batch.vectors
         rows = int(batch.place or 0) + np.arange(len(vectors))
         exact = scale.to_index(offsets.astype(np.float64), vectors)
-        largest = np.zeros(len(exact))
-        quarter = 0.0
+        largest_errors = np.zeros(len(exact))
+        quarter_distance = 0.0
         for shift in (0, -2, -1, 1, 2):
-            moved = exact + shift * quarter
-            held = self.handler.round_offsets(moved, vectors, rows)
+            nearby = exact + shift * quarter_distance
+            held = self.handler.round_offsets(nearby, vectors, rows)
             errors = np.nan_to_num(np.abs(held - exact))  # NaN: not a finite vector
-            errors = np.minimum(errors, self.handler.most_lost)
-            largest = np.maximum(largest, errors)
+            errors = np.minimum(errors, self.handler.largest_loss)
+            largest_errors = np.maximum(largest_errors, errors)
             if shift == 0:
                 # A mean rounding error is a quarter of the distance between two levels.
-                quarter = float(errors.mean())
-        rounded = scale.to_model(exact + largest, vectors)
+                quarter_distance = float(errors.mean())
+        rounded = scale.to_model(exact + largest_errors, vectors)
         return np.asarray(rounded - offsets) + self.precision
 
     def count(self) -> int:
@@ -414,7 +420,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         self._reread_if_changed()
         # A model may be fitted on this scan. `begin` raises if the file has changed
         # since then.
-        self._scanned = self._seen
+        self._scanned = self._state
         return self.read_batches()
 
     def how_to_search(self) -> tuple[str, str]:
@@ -467,7 +473,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             except BaseException:
                 self.give_up(previous)
                 raise
-            end = run.pop_all().close
+            end = run.pop_all().close  # `FaissWriting.close` unlocks the store
             return FaissWriting(self, model, version, previous, end, found)
 
     def give_up(self, previous: Manifest[FaissVersion]) -> None:
@@ -490,14 +496,17 @@ class FaissStore(ManifestStore[FaissVersion]):
         try:
             with self._new_file(new.name, self.path.stat().st_size) as file:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-            seen = look_at(new)  # it stays the same after `os.replace`
+            state = read_state(new)  # `os.replace` does not change it
             if version is not None:
                 manifest = self.require_owner(version)
                 # In a refresh of this version, `writing` may be another version.
                 writing = manifest.writing
                 if writing is not None and writing.number == version.number:
-                    named = version.replace(index=seen.content)
-                    self.write_manifest(manifest.replace(writing=named))
+                    # Before the file is replaced, write its stamp to the manifest. If
+                    # the run is killed after the replacement, `read_manifest` finds
+                    # that the file has this stamp, and activates the version.
+                    complete = version.replace(index=state.stamp)
+                    self.write_manifest(manifest.replace(writing=complete))
             # The model must be on the disk before the index that needs it.
             flush_names(self.hub)
             self._require_unchanged()
@@ -507,7 +516,7 @@ class FaissStore(ManifestStore[FaissVersion]):
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
         flush_names(self.path.parent)
-        self._take(index, seen)
+        self._hold(index, state)
         self._scanned = None
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -598,6 +607,7 @@ class FaissWriting(Writing):
                 f"{store.url}: {missing} targets have no offset yet; run apply again"
             )
         raw = handler_for(store.raw)
+        # For an active version, a loss of recall only gives a warning.
         force = self.forced or is_amended
         try:
             upgraded = upgrade_by(raw, self._offsets, self.model, self._scale, force)
@@ -610,7 +620,7 @@ class FaissWriting(Writing):
         self.end()
 
 
-def look_at(path: Path) -> Seen:
+def read_state(path: Path) -> FileState:
     """Return the current state of the file `path`.
 
     Raises StoreError if it is not a regular file.
@@ -622,8 +632,8 @@ def look_at(path: Path) -> Seen:
         ends = hashlib.sha256(file.read(ENDS))
         file.seek(max(status.st_size - ENDS, 0))
         ends.update(file.read(ENDS))
-    content = f"{status.st_size}|{ends.hexdigest()[:16]}"
-    return Seen(content, status.st_ino, status.st_mtime_ns)
+    stamp = f"{status.st_size}|{ends.hexdigest()[:16]}"
+    return FileState(stamp, status.st_ino, status.st_mtime_ns)
 
 
 def permit(descriptor: int, like: Path) -> None:
@@ -726,8 +736,10 @@ def open_url(url: str) -> FaissStore:
     place = url.removeprefix("faiss:")
     readings: list[tuple[str, str, str]] = []
     for name in (place, place.removeprefix("//")):  # faiss://FILE is accepted, too
-        # A file name may contain a question mark.
+        # A file name may contain question marks. Each reading has a path, a separator
+        # and a query.
         readings += [(name, "", ""), name.rpartition("?"), name.partition("?")]
+    # If no file exists, the last reading gives the error.
     existing = [reading for reading in readings if os.path.isfile(reading[0])]
     path, _, query = (existing or readings[-1:])[0]
     options = parse_qs(query)

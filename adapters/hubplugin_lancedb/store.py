@@ -82,6 +82,7 @@ class LanceStore(CandidateStore):
                 "texts"
             )
         self.dim = vector.list_size
+        # Tables have no id. The dimension tells at least some replaced tables apart.
         self.gallery = f"of {self.dim} dimensions"
 
     def count(self) -> int:
@@ -151,9 +152,9 @@ class LanceStore(CandidateStore):
         super().require_writable(dry_run=dry_run)
         rows = self.table.search().where("vector IS NOT NULL").select(["id"])
         ids = Counter(rows.to_arrow()["id"].to_pylist())
-        wrong = [key for key, count in ids.items() if key is None or count > 1]
-        if wrong:
-            names = ", ".join(map(repr, wrong[:3]))
+        unusable = [key for key, count in ids.items() if key is None or count > 1]
+        if unusable:
+            names = ", ".join(map(repr, unusable[:3]))
             raise StoreError(
                 f"{self.url}: ids are missing or repeated: {names}; give each row its "
                 "own id, then apply"
@@ -187,13 +188,15 @@ class LanceStore(CandidateStore):
     def drop(self, name: str) -> None:
         place = self.find_place(name)
         if place is not None:
-            if self.mark(place) is None:
+            if self.mark(place) is None:  # not the place of a correction
                 return
             # A table is dropped file by file, so a kill could bring back an older
-            # version: delete those first. LanceDB warns that their readers may fail.
+            # version: delete the old versions first. LanceDB warns that their readers
+            # may fail.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 place.optimize(cleanup_older_than=timedelta(0))
+        # The folder of a half-dropped table may be left.
         if (self.folder / f"{name}.lance").is_dir():
             self._database.drop_table(name, ignore_missing=True)
 
@@ -213,11 +216,11 @@ def is_id(kind: pa.DataType) -> bool:
 
 
 def as_literal(id: Id | None) -> str:
-    """Return an id as a literal for a filter. Another program may have left it out."""
+    """Return an id as a literal for a filter; NULL if another program left it out."""
     if id is None:
         return "NULL"
     if isinstance(id, int) and id < 0:
-        # The digits of -2^63 are read as 2^63, which is no BIGINT, before the sign is.
+        # LanceDB reads the digits before the sign, and 2^63 is no BIGINT, but -2^63 is.
         return f"CAST('{id}' AS BIGINT)"
     if isinstance(id, int):
         return str(id)

@@ -24,7 +24,8 @@ WAIT = 20
 """The seconds that a statement waits for a lock, unless lock_timeout is set."""
 
 WAIT_FOR_TABLE = 5
-"""The same for a change of the table. Later statements of others wait behind it."""
+"""The seconds that a change of the table waits for a lock. While it waits, statements
+of others wait behind it."""
 
 LIMIT_WAIT = """
 SELECT CASE WHEN current_setting('lock_timeout') = '0'
@@ -65,19 +66,19 @@ def parse_url(url: str) -> tuple[str, str, dict[str, str]]:
             "a postgresql:// URL has an encoded colon in its name: write NAME:PASSWORD@ "
             "with a plain colon"
         )
-    ours = {name: options.pop(name) for name in OPTIONS if name in options}
+    own_options = {name: options.pop(name) for name in OPTIONS if name in options}
     # urlunsplit would drop the slashes of a URL without a host, which names a local
     # server.
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
     for_libpq = f"{place}?{urlencode(options, quote_via=quote)}"
-    return for_libpq, without_secrets(url), ours
+    return for_libpq, without_secrets(url), own_options
 
 
-class Passing(StoreError):
-    """Raised for temporary faults: a lock, a server that stops, or a full disk."""
+class TemporaryFault(StoreError):
+    """Raised for faults that may pass: a lock, a server that stops, or a full disk."""
 
 
-class Deadlock(Passing):
+class Deadlock(TemporaryFault):
     """Raised if two transactions waited for each other and the server ended this one."""
 
 
@@ -90,7 +91,7 @@ Result = TypeVar("Result")
 
 
 def retry_deadlocks(method: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Return `method` with retries after deadlocks, since transactions are atomic.
+    """Return `method`, repeated after deadlocks: the server has undone the transaction.
 
     Deadlocks happen with another run, or with a statement that the server still
     executes for a killed run.
@@ -136,6 +137,7 @@ class Database:
         """
         with self._translate_errors():
             connection = self._connect()
+            # The last parameter of `set_config`: False for the session.
             connection.execute(LIMIT_WAIT, (f"{WAIT}s", False))
             try:
                 connection.execute(cast(Any, statement), ())
@@ -214,7 +216,7 @@ ADVICE: dict[type[psycopg.Error], str] = {
     # Last, since some of the others are of this type: the connection fails or is lost.
     psycopg.OperationalError: "once the server answers, run it again",
 }
-PASSING = ("08", "40", "53", "55P03", "57", "58", "XX")
+TEMPORARY_STATES = ("08", "40", "53", "55P03", "57", "58", "XX")
 """The first characters of SQLSTATEs for temporary faults.
 
 They stand for faults of the connection, rollbacks, exhausted resources, locks,
@@ -236,6 +238,6 @@ def as_store_error(error: psycopg.Error, url: str) -> StoreError:
     if isinstance(error, errors.DeadlockDetected):
         return Deadlock(line)
     # Errors raised by the client, such as a lost connection, have no SQLSTATE.
-    if error.sqlstate is None or error.sqlstate.startswith(PASSING):
-        return Passing(line)
+    if error.sqlstate is None or error.sqlstate.startswith(TEMPORARY_STATES):
+        return TemporaryFault(line)
     return StoreError(line)

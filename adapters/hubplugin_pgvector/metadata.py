@@ -42,8 +42,8 @@ SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND NOT attisdropped
     AND col_description(attrelid, attnum) = %s
 """
 """Selects the columns of a table that have a comment."""
-OURS = "target = %(target)s AND vector = %(vector)s"
-ONE = f"{OURS} AND number = %(number)s"
+OUR_DOCUMENTS = "target = %(target)s AND vector = %(vector)s"
+ONE_DOCUMENT = f"{OUR_DOCUMENTS} AND number = %(number)s"
 MANIFEST = 0
 """The number of the manifest's document."""
 MEND = "drop the schema hubplugin and the columns hub_offset... of the table, and apply again"
@@ -96,7 +96,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
         mode: "FOR SHARE" to write offsets, "FOR UPDATE" to change the manifest.
         """
-        self._documents("number", f"{OURS} {mode}")
+        self._documents("number", f"{OUR_DOCUMENTS} {mode}")
 
     def read_manifest(self) -> Manifest[ColumnVersion]:
         content = self._read(MANIFEST)
@@ -109,12 +109,12 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._write(MANIFEST, manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
-        """Delete the manifest, and also the table and its schema if nothing is left."""
-        self.delete_offsets(())  # those whose manifest was lost
+        """Delete the manifest, and drop the table and its schema if nothing is left."""
+        self.delete_offsets(())  # drops columns whose manifest was lost
         if not self.has_documents():
             return
         self._delete(MANIFEST)
-        if self._documents("number", "true LIMIT 1"):
+        if self._documents("number", "true LIMIT 1"):  # another correction has some
             return
         self.database.run("DROP TABLE hubplugin.corrections")
         if self.database.run(IS_OURS, (MADE_BY,)):
@@ -124,7 +124,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return OffsetModel.from_bytes(self._read(version.number) or b"", self.url)
 
     def write_model(self, version: ColumnVersion, model: OffsetModel) -> None:
-        self.delete_offsets(())  # those whose manifest was lost
+        self.delete_offsets(())  # drops columns whose manifest was lost
         self._write(version.number, model.to_bytes())
         self._alter("ADD COLUMN {} real", version.column)
         column = f"{self.table.identifier}.{quote_name(version.column)}"
@@ -137,7 +137,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         self._delete(version.number)
 
     def delete_offsets(self, versions: Sequence[ColumnVersion]) -> None:
-        """Drop the columns of `versions`, and those that no version names any more.
+        """Drop the columns of `versions`, and marked columns that no version names.
 
         A backup without the schema hubplugin restores columns without a manifest.
         """
@@ -160,11 +160,11 @@ class DocumentStore(ManifestStore[ColumnVersion]):
     def base_column(self) -> str:
         """Return the name of the offset column for a first version.
 
-        If another vector column of the table is corrected, it includes the name of this
-        vector column.
+        If another vector column of the table is corrected, the name includes the name
+        of this vector column.
         """
-        others = "target = %(target)s AND vector <> %(vector)s"
-        if not self._documents("number", others):
+        of_other_vectors = "target = %(target)s AND vector <> %(vector)s"
+        if not self._documents("number", of_other_vectors):
             return OFFSET
         # PostgreSQL truncates names after 63 bytes.
         start = self.table.vector.encode()[:40].decode(errors="ignore")
@@ -204,7 +204,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
         return bool(self.database.run(EXISTS))
 
     def _names(self, **more: object) -> dict[str, object]:
-        """Return the parameters of `OURS`, and `more`."""
+        """Return the parameters of `OUR_DOCUMENTS`, and `more`."""
         target = f"{self.table.schema}.{self.table.name}"
         return {"target": target, "vector": self.table.vector, **more}
 
@@ -217,7 +217,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def _read(self, number: int) -> bytes | None:
         """Return the content of a document, or None if it does not exist."""
-        for row in self._documents("content", ONE, number=number):
+        for row in self._documents("content", ONE_DOCUMENT, number=number):
             return bytes(row[0])
         return None
 
@@ -238,7 +238,7 @@ class DocumentStore(ManifestStore[ColumnVersion]):
 
     def _delete(self, number: int) -> None:
         """Delete a document, if it exists."""
-        statement = f"DELETE FROM hubplugin.corrections WHERE {ONE}"
+        statement = f"DELETE FROM hubplugin.corrections WHERE {ONE_DOCUMENT}"
         self.database.run(statement, self._names(number=number))
 
     def _alter(self, change: str, *names: str) -> None:

@@ -37,9 +37,9 @@ OPERATORS = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
 def scale_of(model: OffsetModel, previous: float | None = None) -> float:
     """Return the scale of the extra dimension for the offsets of `model`.
 
-    It is a power of two. For Euclidean distance, it is at least the largest offset, and
-    positive. For other metrics, it is near the scale with the best recall in an index
-    of inner products.
+    A new scale is a power of two. For Euclidean distance, it is at least the largest
+    offset, and positive. For other metrics, it is near the scale with the best recall
+    in an index of inner products.
 
     The scale of the `previous` version is kept if it is suitable, so that SQL remains
     valid after a refit. `previous` is None if there is no such version.
@@ -89,23 +89,23 @@ class Order:
     """A ranking in SQL, for any query.
 
     distance: The ORDER BY expression. The query is its only parameter.
-    component: The components to append to a query; empty if there are none.
+    components: The components to append to a query; empty if there are none.
     peak: The score at distance 0.
     halves_square: True if a score falls by half the squared distance, False if it falls
         by the distance.
     """
 
     distance: str
-    component: tuple[float, ...] = ()
+    components: tuple[float, ...] = ()
     peak: float = 0.0
     halves_square: bool = False
 
     def by(self, query: np.ndarray) -> OrderBy:
         """Return the ORDER BY for `query` [d].
 
-        Its numbers are as short as float32 allows.
+        The numbers of the query are as short as float32 allows.
         """
-        numbers = np.array([*query, *self.component], np.float32)
+        numbers = np.array([*query, *self.components], np.float32)
         return OrderBy(self.distance, ["[" + ",".join(map(str, numbers)) + "]"])
 
     def score(self, distance: float) -> float:
@@ -179,7 +179,7 @@ def indexed_expression(
 
 
 def _expressions(table: VectorTable, column: str, alias: str) -> tuple[str, str]:
-    """Return the SQL expressions of a vector and of its offset.
+    """Return the SQL expressions of a vector and of its offset, 0 if missing.
 
     The vector is normalised for cosine.
     """
@@ -209,17 +209,17 @@ def explain(
         is_mapped: True if `query` went through a query map.
     """
     hint = "there is none (index=none), so this is the exact form"
-    if order.component:
-        unit = "the query"
+    if order.components:
+        query_text = "the query"
         if table.metric is Metric.COSINE:
-            unit = "the query divided by its length"
-        hint = f"the vector is {unit}, then {order.component[0]:g}"
+            query_text = "the query divided by its length"
+        hint = f"the vector is {query_text}, then {order.components[0]:g}"
 
     def select(by: OrderBy) -> str:
         """Return the statement ordered `by`, with its parameter filled in."""
         key = quote_name(table.key.name)
         statement = f"SELECT {key} FROM {table.identifier} ORDER BY {by.sql} LIMIT {k};"
-        # In `by.sql`, each % of a name is doubled for the driver.
+        # In `by.sql`, each % of a name is doubled, since drivers use % for parameters.
         return statement.replace("%s", f"'{by.parameters[0]}'").replace("%%", "%")
 
     ordered = order.by(query)

@@ -78,7 +78,8 @@ SELECT CASE
             'BYPASSRLS, or as the owner of the table, without FORCE ROW LEVEL SECURITY'
     END FROM pg_class c WHERE oid = %(oid)s
 """
-"""Selects why the role cannot write offsets to every row: a right or hidden rows."""
+"""Selects why the role cannot write offsets to every row: it lacks a right, or rows are
+hidden from it. Selects NULL if it can."""
 
 
 @dataclass(frozen=True)
@@ -217,15 +218,15 @@ def _parse_name(name: str) -> str:
 
 def _choose_vector(url: str, options: Mapping[str, str], names: Sequence[str]) -> str:
     """Return the column from `names` that the URL names, or the only one."""
-    meant = names
+    matching = names
     if "vector" in options:
-        named = _parse_name(options["vector"])
-        meant = [name for name in names if name == named]
-    if len(meant) == 1:
-        return meant[0]
+        requested = _parse_name(options["vector"])
+        matching = [name for name in names if name == requested]
+    if len(matching) == 1:
+        return matching[0]
     raise StoreError(
-        f"{url}: there are {len(meant)} columns of type vector or halfvec; name one: "
-        f"vector={'|'.join(names) or '...'}"
+        f"{url}: there are {len(matching)} columns of type vector or halfvec; name "
+        f"one: vector={'|'.join(names) or '...'}"
     )
 
 
@@ -237,6 +238,7 @@ def _read_metric(
     The metric comes from the URL, or by default from the indexes on the column.
     """
     rows = database.run(INDEXES, (oid, vector))
+    # The last index of a metric counts: an HNSW index, if there is one.
     by_metric = {METRICS[name]: index_options for name, index_options in rows}
     if "metric" in options:
         try:
@@ -253,34 +255,39 @@ def _read_metric(
 
 
 def _choose_index(url: str, options: Mapping[str, str], sql_type: str, dim: int) -> str:
-    """Return the type of the index from the URL, by default the column's type."""
+    """Return the type of the index from the URL, by default the column's type.
+
+    Raises StoreError if an index of this type cannot have so many dimensions.
+    """
     index = options.get("index", sql_type)
     if index not in (*MOST_DIMENSIONS, "none"):
         raise StoreError(f"{url}: index={index}: expected vector, halfvec or none")
+    # The indexed vector has one more dimension, for the offset.
     if index == "none" or dim < MOST_DIMENSIONS[index]:
         return index
-    way_out = "index=none, and re-rank"
+    advice = "index=none, and re-rank"
     if dim < MOST_DIMENSIONS["halfvec"]:
-        way_out = "index=halfvec, which rounds to 16 bits"
+        advice = "index=halfvec, which rounds to 16 bits"
     raise StoreError(
         f"{url}: a {index} index has at most {MOST_DIMENSIONS[index]:,} dimensions, and "
-        f"{dim:,} and the offset are more; add {way_out}"
+        f"{dim:,} and the offset are more; add {advice}"
     )
 
 
 def _read_key(database: Database, options: Mapping[str, str], oid: int) -> Key:
     """Return the unique column that the URL names, by default the primary key."""
-    named = None
-    lack = "has no primary key of one column"
     if "key" in options:
-        named = _parse_name(options["key"])
-        lack = f"key={options['key']} is not one column that is UNIQUE and NOT NULL"
-    rows = database.run(KEYS, {"oid": oid, "key": named})
+        requested = _parse_name(options["key"])
+        fault = f"key={options['key']} is not one column that is UNIQUE and NOT NULL"
+    else:
+        requested = None
+        fault = "has no primary key of one column"
+    rows = database.run(KEYS, {"oid": oid, "key": requested})
     if rows:
         return Key(*rows[0])
     raise StoreError(
-        f"{database.url}: {lack}; name a unique column, key=id, or add one: ALTER TABLE "
-        "... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
+        f"{database.url}: {fault}; name a unique column, key=id, or add one: ALTER "
+        "TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
     )
 
 
@@ -298,11 +305,12 @@ def build_index(
         expression: The SQL expression to index, of the type `table.index`.
     """
     index = quote_name(table.schema, name)
+    # As a parameter, a name must not have its % doubled.
     rows = database.run(
         "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
         (index.replace("%%", "%"),),
     )
-    if (True,) in rows:
+    if (True,) in rows:  # a complete index
         return
     database.run_alone(f"DROP INDEX CONCURRENTLY IF EXISTS {index}")
     kind = "l2" if table.metric is Metric.EUCLIDEAN else "ip"

@@ -22,7 +22,7 @@ from hubplugin.vectors import Progress
 from hubplugin_pgvector import requests, schema
 from hubplugin_pgvector.database import (
     Database,
-    Passing,
+    TemporaryFault,
     parse_url,
     quote_name,
     retry_deadlocks,
@@ -50,7 +50,7 @@ def open_url(url: str) -> PgvectorStore:
 
     An example is `postgresql://user@host/db?table=photos&vector=embedding&key=id`.
     Passwords are best kept in PGPASSFILE or a service file. The URL may have these
-    options besides those of libpq:
+    options besides the options of libpq:
 
         table   as in SQL, with its schema if that is not on the search path
         vector  the column, by default the only one of type vector or halfvec
@@ -102,7 +102,7 @@ class PgvectorStore(DocumentStore):
     def how_to_search(self) -> tuple[str, str]:
         key = quote_name(self.table.key.name)
         order = self.order(self.require_active())
-        parts = ["the query", *map(str, order.component)]
+        parts = ["the query", *map(str, order.components)]
         return (
             f"SELECT {key} FROM {self.table.identifier} ORDER BY {order.distance} "
             f"LIMIT 10 -- %s: {' and then '.join(parts)}",
@@ -150,38 +150,40 @@ class PgvectorStore(DocumentStore):
         )
         select = f"SELECT {', '.join(columns)} FROM {table.identifier} AS target"
         order = f"ORDER BY {key} LIMIT {PAGE}"
-        behind = ""
-        last: dict[str, str] = {}
+        after_last = ""
+        parameters: dict[str, str] = {}
         while True:
             rows = self.database.run(
-                f"{select} WHERE {table.has_vector} {behind} {order}", last
+                f"{select} WHERE {table.has_vector} {after_last} {order}", parameters
             )
             if not rows:
                 return
-            ids, sent, offsets, values = zip(*rows, strict=True)
-            vectors = [Vector.from_binary(vector).to_numpy() for vector in sent]
+            ids, binary_vectors, offsets, values = zip(*rows, strict=True)
+            vectors = [
+                Vector.from_binary(vector).to_numpy() for vector in binary_vectors
+            ]
             yield Batch(
                 ids,
                 np.array(vectors, np.float32),
                 np.array(offsets, np.float32),  # None becomes NaN
                 values=values,
             )
-            behind = f"AND {key} > %(id)s::text::{table.key.type}"
-            last = {"id": str(ids[-1])}
+            after_last = f"AND {key} > %(id)s::text::{table.key.type}"
+            parameters = {"id": str(ids[-1])}
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if offsets cannot be written to every row.
 
-        Another column may have their name, or the role may lack a right or not see all
-        rows.
+        Another column may have the name of the offset column, or the role may lack a
+        right or not see all rows.
         """
-        wrong = "".join(self.attention())
+        fault = "".join(self.attention())
         if self.base_column() in self.marked_columns():
-            wrong = ""  # `write_model` replaces them
-        if not wrong and not dry_run:
-            wrong = self.describe(schema.LACKING)
-        if wrong:
-            raise StoreError(f"{self.url}: {wrong}")
+            fault = ""  # `write_model` replaces columns whose manifest was lost
+        if not fault and not dry_run:
+            fault = self.describe(schema.LACKING)
+        if fault:
+            raise StoreError(f"{self.url}: {fault}")
 
     def attention(self) -> Sequence[str]:
         """Return a line if a column has the name of the offsets without a correction."""
@@ -220,8 +222,10 @@ class PgvectorStore(DocumentStore):
             return [f"{place}; no index (index=none)"]
         query = np.full(self.dim, self.dim**-0.5, np.float32)
         order = self.order(version)
-        search = f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}"
-        plan = self.database.run(search, order.by(query).parameters)
+        plan = self.database.run(
+            f"EXPLAIN (FORMAT JSON) {self._select(order, 10)}",
+            order.by(query).parameters,
+        )
         # A node of the plan has the index as "Index Name", if any node uses it.
         is_used = f'"{version.index}"' in json.dumps(plan)
         if is_used:
@@ -281,7 +285,7 @@ class PgvectorStore(DocumentStore):
     def map_queries(self, queries: np.ndarray, version: ColumnVersion) -> np.ndarray:
         """Return `queries` [m, d] prepared for `order` and `version`.
 
-        They are normalised for cosine, and mapped if `version` has a query map.
+        Queries are normalised for cosine, and mapped if `version` has a query map.
         """
         if version.mapped:
             return self.model(version).queries(queries)
@@ -369,7 +373,7 @@ class PgvectorWriting(Writing):
             triggers = store.describe(schema.TRIGGERS)
             try:
                 self._update(batch, offsets)
-            except Passing:
+            except TemporaryFault:
                 raise
             except StoreError as error:
                 message = f"{error}; the write was undone"
@@ -390,43 +394,47 @@ class PgvectorWriting(Writing):
         vector = quote_name("target", table.vector)
         column = quote_name("target", self.version.column)
         target = f"{table.identifier} AS target"
-        news = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[])"
-        news = f"{news} AS new (id, hub, digest)"
-        same = f"{quote_name('target', table.key.name)} = new.id::{table.key.type}"
+        # SQL expressions; `new` has the row to write for each id.
+        new = "unnest(%(ids)s::text[], %(offsets)s::real[], %(digests)s::bytea[])"
+        new = f"{new} AS new (id, hub, digest)"
+        same_row = f"{quote_name('target', table.key.name)} = new.id::{table.key.type}"
         digest = f"sha256({table.type}_send({vector}))"
-        lacks = f"{column} IS DISTINCT FROM new.hub"
+        lacks_offset = f"{column} IS DISTINCT FROM new.hub"
         ids = list(map(str, batch.ids))
+        # The first statement runs before the digests are known, and does not read them.
         values = {"ids": ids, "offsets": offsets.tolist(), "digests": []}
 
-        # The rows are locked from here on, so only this update can change them.
-        before = run(
-            f"SELECT new.id, {digest} FROM {target}, {news} WHERE {same}"
+        # Lock the rows, so that only this update can change them, and read the digests
+        # of their vectors.
+        locked_rows = run(
+            f"SELECT new.id, {digest} FROM {target}, {new} WHERE {same_row}"
             " FOR NO KEY UPDATE OF target",
             values,
         )
-        digests = dict(before)
+        digests = dict(locked_rows)
         values["digests"] = [digests.get(id) for id in ids]
         # Rows that already have their offset are not updated: an update would insert
         # them into each index of the table again.
         run(
             f"UPDATE {target} SET {quote_name(self.version.column)} = new.hub"
-            f" FROM {news} WHERE {same} AND {lacks}",
+            f" FROM {new} WHERE {same_row} AND {lacks_offset}",
             values,
         )
         # Make constraint triggers that are deferred to the end of the transaction fire.
         run("SET CONSTRAINTS ALL IMMEDIATE")
-        after = run(
+        counts = run(
             f"SELECT count(*) FILTER (WHERE {digest} IS DISTINCT FROM new.digest),"
-            f" count(*) FILTER (WHERE {lacks}) FROM {news} LEFT JOIN {target} ON {same}"
+            f" count(*) FILTER (WHERE {lacks_offset})"
+            f" FROM {new} LEFT JOIN {target} ON {same_row}"
             " WHERE new.digest IS NOT NULL",
             values,
         )
-        moved, lack = after[0]
-        if moved or lack:
+        changed, lacking = counts[0]
+        if changed or lacking:
             raise StoreError(
-                f"{self.store.url}: after offsets were written, {moved} of "
-                f"{len(before)} rows have another vector or are gone, and {lack} lack "
-                "their offset"
+                f"{self.store.url}: after offsets were written, {changed} of "
+                f"{len(locked_rows)} rows have another vector or are gone, and "
+                f"{lacking} lack their offset"
             )
 
     @retry_deadlocks

@@ -84,6 +84,7 @@ class Searches:
             transport.points_of_shards(), KEYED_QUERIES
         )
         keys = keys or [None] * len(queries)
+        # Each key gets a query; queries are repeated if there are more keys.
         rows = itertools.cycle(queries.tolist())
         self._queries = list(zip(rows, keys, strict=False))
         strict = transport.strict
@@ -147,32 +148,35 @@ def draw_keys(points: dict[Id, int], count: int) -> list[Id]:
 class Truth:
     """The exact results of the calibration queries.
 
-    Other clients may change them during the calibration by writing to the collection.
+    Other clients may change these results during the calibration, by writing to the
+    collection.
 
     read: A function that searches for the results.
-    moves: True until a second read returns the same results.
+    is_settled: True if the last two reads returned the same results; False after the
+        first read.
     """
 
     def __init__(self, read: Callable[[], Hits]):
         self._read = read
         self._hits = read()
-        self.moves = True
+        self.is_settled = False
 
     def read_again(self) -> bool:
         """Read the results again. Return True if another client has changed them."""
         before = self._hits
         self._hits = self._read()
-        self.moves = before.ids != self._hits.ids
-        return self.moves
+        self.is_settled = before.ids == self._hits.ids
+        return not self.is_settled
 
     def recall(self, found: Hits, least_recall: float) -> float:
         """Return the recall of the hits that a search has just `found`.
 
-        A recall below `least_recall` may be due to writes by other clients. Then the results
-        are read again, and points that differ between the two reads do not count.
+        A recall below `least_recall` may be due to writes by other clients. So unless
+        the exact results are settled, they are read again, and points that differ
+        between the two reads do not count.
         """
         share = recall(found, self._hits)
-        if share < least_recall and self.moves:
+        if share < least_recall and not self.is_settled:
             before = self._hits
             self.read_again()
             share = recall(found, expected_hits(found, before, self._hits))
@@ -182,17 +186,18 @@ class Truth:
 def expected_hits(found: Hits, before: Hits, after: Hits) -> Hits:
     """Return the hits expected of a search between two reads of the exact results.
 
-    A search must find the points in both reads. A point in only one of them came or
-    went meanwhile: it is expected, and listed first, only if the search has `found` it.
+    A search must find every point that is in both reads. A point in only one of the two
+    came or went meanwhile: it is expected, and listed first, only if the search has
+    `found` it.
     """
     ids: list[list[Id]] = []
     scores: list[list[float]] = []
     for row, ids_before in enumerate(before.ids):
-        moved = {*ids_before} ^ {*after.ids[row]}
-        ids.append([point for point in found.ids[row] if point in moved])
+        changed_ids = {*ids_before} ^ {*after.ids[row]}
+        ids.append([point for point in found.ids[row] if point in changed_ids])
         scores.append([math.nan] * len(ids[row]))  # NaN ties with no score
         for point, score in zip(ids_before, before.scores[row], strict=True):
-            if point not in moved:
+            if point not in changed_ids:
                 ids[row].append(point)
                 scores[row].append(score)
     return Hits(ids, scores)
@@ -215,24 +220,28 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     """
     exact = searches.exact_allowed
     version = version.replace(exact_oversampling=None)
-    limit = version.max_candidates or MOST_CANDIDATES
-    most_candidates = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
+    # The versions to try, from the narrowest to the widest search.
     if version.storage == "vector":
-        wider = ratios(searches.largest_ef / DEFAULT_EF)[1:]
-        every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider)]
+        # The first ratio is 1, for which the server's default applies.
+        wider_ratios = ratios(searches.largest_ef / DEFAULT_EF)[1:]
+        every_ef = [None, *(round(DEFAULT_EF * ratio) for ratio in wider_ratios)]
         versions = [version.replace(hnsw_ef=ef) for ef in every_ef]
     else:
+        limit = version.max_candidates or MOST_CANDIDATES
+        most_candidates = min(max(points, SMALLEST_PAGE), MOST_CANDIDATES, limit)
         every_ratio = ratios(most_candidates / SMALLEST_PAGE)
         versions = [version.replace(oversampling=ratio) for ratio in every_ratio]
         if points <= min(FEW_POINTS, limit):
+            # All points become candidates, so no result can be missed.
             return versions[-1]
+    # Exact results are read beyond the end of a page, to see which of them are tied.
     search_raw = partial(searches.search_raw, 2 * SMALLEST_PAGE, exact)
-    raw_recall = Truth(search_raw).recall(searches.search_raw(), 1.0)
+    raw_recall = Truth(search_raw).recall(searches.search_raw(), least_recall=1.0)
     least_recall = AGREEMENT * raw_recall
     widest, truth = _find_truth(versions[-1], searches)
     chosen = _choose(versions, least_recall, truth, searches)
-    if not truth.moves and truth.read_again():
-        # Another client began to write after the truth was last read.
+    if truth.is_settled and truth.read_again():
+        # Another client began to write after the results had settled.
         chosen = _choose(versions, least_recall, truth, searches)
     if exact:
         chosen = chosen.replace(raw_recall=raw_recall)
@@ -247,22 +256,22 @@ def _find_truth(
     """Return a version so wide that it finds every corrected result, and its results.
 
     With offsets in payloads, the number of candidates is raised until a quarter of them
-    contain the results. An exact search with as many as `widest` has would occupy a
-    server for a long time.
+    contain the results. An exact search with as many candidates as `widest` would
+    occupy a server for a long time.
     """
     search = partial(searches.search_corrected, exact=searches.exact_allowed)
-    most_oversampling = widest.oversampling
-    wide = widest
-    if widest.storage == "payload":
-        first_tried = min(FEW_POINTS / SMALLEST_PAGE, most_oversampling)
-        wide = widest.replace(oversampling=first_tried)
+    if widest.storage == "vector":
+        return widest, Truth(partial(search, widest, 2 * SMALLEST_PAGE))
+    oversampling = FEW_POINTS / SMALLEST_PAGE
     while True:
+        oversampling = min(oversampling, widest.oversampling)
+        wide = widest.replace(oversampling=oversampling)
         truth = Truth(partial(search, wide, 2 * SMALLEST_PAGE))
-        quarter = wide.replace(oversampling=wide.oversampling / EXACT_MARGIN)
-        if wide == widest or truth.recall(search(quarter), 1.0) == 1.0:
+        quarter = wide.replace(oversampling=oversampling / EXACT_MARGIN)
+        is_widest = wide == widest
+        if is_widest or truth.recall(search(quarter), least_recall=1.0) == 1.0:
             return wide, truth
-        wider = min(wide.oversampling * EXACT_MARGIN, most_oversampling)
-        wide = wide.replace(oversampling=wider)
+        oversampling *= EXACT_MARGIN
 
 
 def _choose(
@@ -280,5 +289,7 @@ def _choose(
         found = searches.search_corrected(versions[index])
         return truth.recall(found, least_recall)
 
-    first = first_that(lambda index: recall_of(index) >= least_recall, len(versions))
-    return versions[first].replace(recall=recall_of(first))
+    first_index = first_that(
+        lambda index: recall_of(index) >= least_recall, len(versions)
+    )
+    return versions[first_index].replace(recall=recall_of(first_index))

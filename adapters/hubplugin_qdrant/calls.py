@@ -54,7 +54,7 @@ async def run_async(operation: Operation[Answer], threads: bool = True) -> Answe
 def run(operation: Operation[Answer]) -> Answer:
     """Drive `operation` with a sync client, or an async one in local mode.
 
-    Neither of them ever waits, so the coroutine ends with its first step.
+    Neither client ever waits, so the coroutine ends with its first step.
     """
     coroutine = run_async(operation, threads=False)
     try:

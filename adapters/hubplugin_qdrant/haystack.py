@@ -23,7 +23,7 @@ from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 class HubQdrantDocumentStore(QdrantDocumentStore):
     """A QdrantDocumentStore that applies the correction of a collection.
 
-    It has the same parameters. Documents are written with their offsets.
+    The parameters are the same. Documents are written with their offsets.
     """
 
     def _initialize_client(self) -> None:
@@ -41,9 +41,9 @@ class _OwnStore:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
         """Return the retriever, with its store, from the result of `to_dict`."""
-        given = data["init_parameters"]
-        store = HubQdrantDocumentStore.from_dict(given["document_store"])
-        parameters = given | {"document_store": store}
+        init_parameters = data["init_parameters"]
+        store = HubQdrantDocumentStore.from_dict(init_parameters["document_store"])
+        parameters = init_parameters | {"document_store": store}
         return default_from_dict(cls, data | {"init_parameters": parameters})
 
 

@@ -17,7 +17,7 @@ from hubplugin_qdrant.client import HubQdrantClient
 class HubQdrantVectorStore(QdrantVectorStore):
     """A QdrantVectorStore that applies the correction of a collection.
 
-    It has the same parameters. Documents are added with their offsets, also if the
+    The parameters are the same. Documents are added with their offsets, also if the
     store was made by a class method.
     """
 

@@ -19,8 +19,8 @@ KEY = "hub_offset"
 """The payload key that holds offsets."""
 
 MANY_CANDIDATES = 40
-"""The number of candidates per result that doubles the time of a search. Beyond it, a
-second vector is better."""
+"""The number of candidates per result that doubles the time of a search. Beyond this
+number, an augmented vector is better."""
 
 DEFAULT_OVERSAMPLING = 10.0
 """The number of candidates per result before calibration."""
@@ -121,13 +121,14 @@ class QdrantVersion(corrections.Version):
     def candidates(self, results: int, exact: bool = False) -> int:
         """Return how many candidates to fetch for `results` corrected results.
 
-        The results are as accurate as raw results of the index, or `exact`.
+        The results are as accurate as raw results of the index. With `exact`, they are
+        exact.
         """
         oversampling = self.oversampling
         if exact and self.exact_oversampling:
             oversampling = max(oversampling, self.exact_oversampling)
-        wanted = int(max(results, SMALLEST_PAGE) * oversampling + 0.5)
-        return min(max(wanted, results), self.max_candidates or LARGEST)
+        count = int(max(results, SMALLEST_PAGE) * oversampling + 0.5)
+        return min(max(count, results), self.max_candidates or LARGEST)
 
 
 class QdrantManifest(corrections.Manifest[QdrantVersion]):
@@ -141,8 +142,8 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         deleting them would take every point out of the graph once more. The next
         version overwrites them.
         """
-        left = [v for v in self.previous.values() if v.storage == "payload"]
-        return (*super().stored_versions, *left)
+        in_payload = [v for v in self.previous.values() if v.storage == "payload"]
+        return (*super().stored_versions, *in_payload)
 
     @property
     def offset_key(self) -> str | None:
@@ -157,6 +158,7 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         payload = payload or {}
         if payload.get(KEY) is None:
             return False
+        # If no version uses the key, the user may have other data there.
         is_theirs = self.offset_key is not None and not holds_offsets(payload)
         return is_theirs or bool(self.unknown_keys(payload))
 
@@ -174,6 +176,7 @@ class QdrantManifest(corrections.Manifest[QdrantVersion]):
         }
         unknown = our_offsets(payload).keys() - known
         all_unknown = holds_offsets(payload) and len(unknown) == len(payload[KEY])
+        # An empty dict is only ours if there was ever a version.
         if all_unknown and (unknown or self.last_number):
             return (KEY,)
         return tuple(f"{KEY}.{field}" for field in sorted(unknown))

@@ -34,7 +34,7 @@ MANIFEST_ID = 0
 def _answer(call: Call, otherwise: Any, *faults: Fault) -> Operation[Any]:
     """Return the answer to `call`, or `otherwise` if it fails with one of the `faults`.
 
-    Without `faults`, any fault of a connection counts.
+    Without `faults`, every fault except `Fault.OTHER` counts.
     """
     try:
         return (yield call)
@@ -73,12 +73,13 @@ def read_payload(raw: Any, collection: str) -> Operation[Payload | None]:
 def parse_manifest(payload: Payload | None, collection: str) -> QdrantManifest:
     """Return the manifest in the `payload` of point 0; an empty one for None.
 
-    Raises StoreError if another version of hubplugin wrote it, or if it is damaged.
+    Raises StoreError if another version of hubplugin wrote the manifest, or if it is
+    damaged.
     """
     if payload is None:
         return QdrantManifest()
-    ours = m.metadata_collection(collection)
-    mend = f"delete the collection {ours!r} and apply again"
+    place = m.metadata_collection(collection)
+    mend = f"delete the collection {place!r} and apply again"
     return QdrantManifest.read(payload, f"collection {collection!r}", mend)
 
 
@@ -147,10 +148,10 @@ class CachedManifest:
 
     The remaining attributes are derived from `manifest`.
 
-    known: The manifest, or an empty one instead of None.
+    manifest_or_empty: The manifest, or an empty manifest instead of None.
     maintained: The versions whose offsets every write must include.
-    augmented_vectors: The names of our vectors.
-    offset_key: Our payload key, or None.
+    augmented_vectors: The names of the augmented vectors.
+    offset_key: The payload key of the offsets; None if no payload holds any.
     page: The number of points that may be read at a time.
     needs_vectors: True if a query must be a vector before it is rewritten.
     state: The part of the manifest that requests depend on.
@@ -162,16 +163,18 @@ class CachedManifest:
     payload: Payload | None = None
 
     def __post_init__(self) -> None:
-        self.known = known = self.manifest or QdrantManifest()
-        active = known.active.values()
-        self.maintained = known.maintained
-        self.augmented_vectors = sorted(m.vectors_of(known.stored_versions))
-        self.offset_key = known.offset_key
+        self.manifest_or_empty = manifest = self.manifest or QdrantManifest()
+        active = manifest.active.values()
+        self.maintained = manifest.maintained
+        self.augmented_vectors = sorted(m.vectors_of(manifest.stored_versions))
+        self.offset_key = manifest.offset_key
         limits = [version.max_candidates or SCROLLED for version in self.maintained]
         self.page = min([SCROLLED, *limits])
         self.needs_vectors = any(
             version.storage == "vector" or version.mapped for version in active
         )
+        # Active versions come first in `maintained`, so their number tells them from a
+        # half-written one.
         versions = [(version.number, version.word) for version in self.maintained]
         self.state = (self.collection, len(active), *versions)
 
@@ -198,14 +201,15 @@ class CorrectionCache:
     ) -> Operation[CachedManifest]:
         """Return the manifest of the collection or alias `name`.
 
-        It is read from the store if it is not cached or too old. Pass a manifest that
-        has turned out to be wrong as `stale`: then it is read again, unless another
-        thread has already done so.
+        The manifest is read from the store if it is not cached or too old. Pass a
+        manifest that has turned out to be wrong as `stale`: then the manifest is read
+        again, unless another thread has already done so.
         """
         cached = self.manifests.get(name)
         if cached is not None:
-            is_fresh = cached.until > time.monotonic()
-            if stale is not None:
+            if stale is None:
+                is_fresh = cached.until > time.monotonic()
+            else:
                 is_fresh = cached.state != stale.state
             if is_fresh:
                 return cached
@@ -225,7 +229,11 @@ class CorrectionCache:
             return cached
 
     def is_unchanged(self, name: str, cached: CachedManifest) -> Operation[bool]:
-        """Return True if the manifest behind `name` is still that of `cached`."""
+        """Return True if the manifest behind `name` is still the one in `cached`.
+
+        Also return True if the server does not answer. Then the manifest is read again
+        before its next use.
+        """
         try:
             if cached.collection != name:
                 real = yield from real_name(self.raw, name)
@@ -240,10 +248,14 @@ class CorrectionCache:
             return True
 
     def _read(self, name: str) -> Operation[CachedManifest]:
-        """Read the manifest of `name`, and warn if its searches are raw."""
+        """Read the manifest of the collection or alias `name`.
+
+        Warn if the collection is corrected, or may be, but searched raw here.
+        """
         collection = name
         payload = None
         manifest = None
+        # "--hub" ends the name of a metadata collection, which has no correction.
         if not name.endswith(m.metadata_collection("")):
             collection = yield from real_name(self.raw, name)
             try:
@@ -263,8 +275,8 @@ class CorrectionCache:
             except HubpluginError as error:
                 manifest = None
                 self.warn(
-                    f"{error}; until then its searches are raw here, and points written "
-                    "here get no offsets"
+                    f"{error}; until this is done, its searches are raw here, and "
+                    "points written here get no offsets"
                 )
         until = time.monotonic() + MANIFEST_SECONDS
         cached = CachedManifest(collection, manifest, until, payload)
@@ -291,7 +303,7 @@ class CorrectionCache:
         for name, version in manifest.active.items():
             if version.storage == "vector":
                 # Searches look for points that lack the augmented vector, unless there
-                # are none. A count of vectors would include those of deleted points.
+                # are none. A count of vectors would include vectors of deleted points.
                 is_lacking = yield from self._may_have_point(
                     collection, lacks_augmented_vector(version)
                 )
@@ -319,12 +331,12 @@ class CorrectionCache:
         self, collection: str, manifest: QdrantManifest, vectors: Collection[str]
     ) -> QdrantManifest:
         """Return `manifest` without versions whose augmented vectors are gone."""
-        lost = m.vectors_of(manifest.stored_versions).difference(vectors)
+        lost_vectors = m.vectors_of(manifest.stored_versions).difference(vectors)
 
-        def is_there(version: QdrantVersion | None) -> bool:
-            return version is not None and version.augmented_vector not in lost
+        def is_usable(version: QdrantVersion | None) -> bool:
+            return version is not None and version.augmented_vector not in lost_vectors
 
-        active = {n: v for n, v in manifest.active.items() if is_there(v)}
+        active = {n: v for n, v in manifest.active.items() if is_usable(v)}
         if len(active) < len(manifest.active):
             self.warn(
                 f"collection {collection!r} has lost its augmented vector; it is raw "
@@ -332,15 +344,15 @@ class CorrectionCache:
             )
         return manifest.replace(
             active=active,
-            writing=manifest.writing if is_there(manifest.writing) else None,
-            retired=tuple(filter(is_there, manifest.retired)),
+            writing=manifest.writing if is_usable(manifest.writing) else None,
+            retired=tuple(filter(is_usable, manifest.retired)),
         )
 
     def _warn_if_lost(self, collection: str, version: QdrantVersion) -> Operation[None]:
         """Warn if there are points but none has an offset of `version`."""
-        one = Call(self.raw.scroll, collection, limit=1, with_payload=[m.KEY])
-        first, _ = yield from _answer(one, ((), None))
-        if not first or version.field in m.our_offsets(first[0].payload):
+        call = Call(self.raw.scroll, collection, limit=1, with_payload=[m.KEY])
+        records, _ = yield from _answer(call, ((), None))
+        if not records or version.field in m.our_offsets(records[0].payload):
             return  # nearly always, one point is enough to tell
         if not (yield from self._may_have_point(collection, has_offset(version))):
             self.warn(
@@ -382,7 +394,7 @@ OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation[Any]]
 OnState: TypeAlias = Callable[
     [CorrectionCache, CachedManifest, Arguments], Operation[Any]
 ]
-"""The same, given the cached manifest of the collection."""
+"""Starts the operation of one method, given also the cached manifest."""
 
 CHANGES = 10
 """The number of changes of a collection after which a request is not repeated."""
@@ -391,9 +403,9 @@ CHANGES = 10
 def corrected(operation: OnState, name: str | None = None) -> OfClient:
     """Return an operation that runs `operation` on corrected collections only.
 
-    On other collections, it calls the plain method `name`; the default is the name of
-    `operation`. If the state of the collection changes during a failed run, `operation`
-    is run again.
+    On other collections, the returned operation calls the plain method `name`; the
+    default is the name of `operation`. If the state of the collection changes during a
+    failed run, `operation` is run again.
     """
     plain_method = name or operation.__name__
 
@@ -407,10 +419,10 @@ def corrected(operation: OnState, name: str | None = None) -> OfClient:
             except Exception as error:
                 if fault_of(error) in PASSING or changes == CHANGES:
                     raise
-                now = yield from cache.lookup(collection, cached)
-                if now.state == cached.state:
+                current = yield from cache.lookup(collection, cached)
+                if current.state == cached.state:
                     raise
-                cached = now
+                cached = current
                 changes += 1
         return (yield Call(getattr(cache.raw, plain_method), **arguments))
 

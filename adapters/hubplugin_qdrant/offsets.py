@@ -80,13 +80,13 @@ def compute_stored(
 ) -> list[StoredOffsets]:
     """Compute the offsets of `points`, objects with a `vector`, by each of `models`.
 
-    A vector that is absent, not yet embedded or of another dimension gets no offset.
-    The server decides whether it may be written. A vector of length 0 has no cosine and
-    gets the offset 0, so that it scores 0 as in a raw search.
+    A vector that is absent, not yet embedded or of another dimension gets no offset:
+    the server decides whether the vector may be written. A vector of length 0 has no
+    cosine and gets the offset 0, so that it scores 0 as in a raw search.
     """
     stored = [StoredOffsets() for _ in points]
     for version, model in models:
-        rows, vectors = usable([point.vector for point in points], version)
+        rows, vectors = select_usable([point.vector for point in points], version)
         has_offset = np.ones(len(rows), bool)
         if version.metric is Metric.COSINE:
             has_offset &= vectors.any(axis=1)
@@ -101,14 +101,15 @@ def compute_stored(
     return stored
 
 
-def usable(
+def select_usable(
     vectors: Sequence[AnyVector], version: QdrantVersion
 ) -> tuple[list[int], np.ndarray]:
     """Select the `vectors` that can have an offset of `version`.
 
     Returns the rows of the selected vectors, and the vectors as an array [b, dim].
     """
-    rows, dense = [], []
+    rows = []
+    dense = []
     for row, vector in enumerate(vectors):
         vector = by_name(vector).get(version.vector)
         if not isinstance(vector, (list, tuple, np.ndarray)):
@@ -163,39 +164,40 @@ def mend(
 ) -> list[models.UpdateOperation]:
     """Return the operations that bring the offsets of a point up to date.
 
-    They write missing or wrong offsets, and delete those of other versions. Offsets of
-    the previous version are kept, since some clients still search by them.
+    The operations write missing or wrong offsets, and delete the offsets of other
+    versions. Offsets of the previous version are kept, since some clients still search
+    by them.
 
     Args:
         record: The point as stored.
         stored: The offsets that the point must have.
         previous: The versions that were replaced.
-        augmented_vectors: The names of all our vectors.
+        augmented_vectors: The names of all augmented vectors.
     """
     operations: list[models.UpdateOperation] = []
     shard_key = record.shard_key
-    held = our_offsets(record.payload)
-    if _differing(stored.offsets, held):
+    held_offsets = our_offsets(record.payload)
+    if _differing(stored.offsets, held_offsets):
         operations.append(set_offsets(record.id, stored.offsets, shard_key))
-    kept = {version.field for version in previous if version.storage == "payload"}
-    surplus = held.keys() - stored.offsets.keys() - kept
-    if surplus:
-        paths = [f"{KEY}.{name}" for name in sorted(surplus)]
+    kept_fields = {
+        version.field for version in previous if version.storage == "payload"
+    }
+    surplus_fields = held_offsets.keys() - stored.offsets.keys() - kept_fields
+    if surplus_fields:
+        paths = [f"{KEY}.{name}" for name in sorted(surplus_fields)]
         under_key: Any = (record.payload or {})[KEY]
-        if not stored.offsets and len(surplus) == len(under_key):
+        if not stored.offsets and len(surplus_fields) == len(under_key):
             paths = [KEY]  # leave no empty dict behind
         operations += delete_keys(paths, shard_key, [record.id])
     vectors = by_name(record.vector)
     outdated = _differing(stored.vectors, vectors)
     if outdated:
         operations.append(set_vectors({record.id: outdated}, shard_key))
-    ours = vectors.keys() & augmented_vectors
-    surplus = ours - stored.vectors.keys()
-    if surplus:
-        surplus -= vectors_of(previous)
-    if surplus:
+    held_vectors = vectors.keys() & augmented_vectors
+    surplus_vectors = held_vectors - stored.vectors.keys() - vectors_of(previous)
+    if surplus_vectors:
         delete = models.DeleteVectors(
-            vector=sorted(surplus), points=[record.id], shard_key=shard_key
+            vector=sorted(surplus_vectors), points=[record.id], shard_key=shard_key
         )
         operations.append(models.DeleteVectorsOperation(delete_vectors=delete))
     return operations
@@ -241,8 +243,8 @@ def set_vectors(
     """Return the operation that writes `vectors`, by point id and vector name."""
     points = [
         # Skip the validation, which is slow and not needed for vectors of numbers.
-        models.PointVectors.model_construct(id=key, vector=named)
-        for key, named in vectors.items()
+        models.PointVectors.model_construct(id=key, vector=by_vector_name)
+        for key, by_vector_name in vectors.items()
     ]
     update = models.UpdateVectors(points=points, shard_key=shard_key)
     return models.UpdateVectorsOperation(update_vectors=update)

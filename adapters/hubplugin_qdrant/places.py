@@ -30,11 +30,12 @@ class Place:
         """Parse `url`. Raises InputError if it does not name a collection."""
         self.scheme, _, rest = url.partition(":")
         self.is_local = self.scheme == "qdrant-local"
-        start = "//"
-        expected = f"{self.scheme}://HOST:6333/COLLECTION"
         if self.is_local:
             start = "local:"
             expected = "qdrant-local:PATH/COLLECTION"
+        else:
+            start = "//"
+            expected = f"{self.scheme}://HOST:6333/COLLECTION"
         self.parts = parts = urlsplit(start + rest.removeprefix("//"))
         self.options = dict(parse_qsl(parts.query))
         self.folder, _, self.collection = parts.path.rpartition("/")
@@ -87,7 +88,10 @@ class Place:
 
 @dataclass(frozen=True)
 class QdrantShard(StoreShard):
-    """The points with first <= id < last; None for no bound."""
+    """The points with first <= id < last; None for no bound.
+
+    rows: The largest number of points when the ids were divided.
+    """
 
     name: str
     url: str
@@ -132,7 +136,7 @@ def divide(
     """
     rows_per_range = SHARD_ROWS
     if count:
-        rows_per_range = max(-(-points // count), 1)
+        rows_per_range = max(-(-points // count), 1)  # rounded up
     starts = [id for row, id in enumerate(ids) if row and row % rows_per_range == 0]
     shards = []
     for number, (first, last) in enumerate(pairwise([None, *starts, None])):

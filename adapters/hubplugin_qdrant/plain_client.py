@@ -111,6 +111,7 @@ def points_of_columns(
     for ids, (vector,), payloads in rows:
         if isinstance(vector, np.ndarray):
             vector = vector.tolist()
+        # A batch has one row; without ids or payloads, these are None.
         (key,) = ids or [str(uuid4())]
         (payload,) = payloads or [None]
         yield models.PointStruct(id=key, vector=vector or {}, payload=payload)

@@ -43,7 +43,7 @@ class PointReader:
     version: The version whose offsets are read; None to read no offsets.
     field: The payload key to read as the values of the batches.
     left_over: The points with payload offsets of versions unknown to `manifest`, by
-        shard key and payload keys. Reading batches adds to it.
+        shard key and payload keys. Each batch that is read adds its points.
     """
 
     schema: Schema
@@ -93,19 +93,21 @@ class PointReader:
         using = self.schema.using
         version = self.version
         foreign = sum(self.manifest.is_foreign(record.payload) for record in records)
-        kept = [record for record in records if using in by_name(record.vector)]
-        ids = [plain_id(record.id) for record in kept]
-        payloads = [record.payload or {} for record in kept]
-        vectors = [by_name(record.vector) for record in kept]
-        rows = [named[using] for named in vectors]
+        records_with_vector = [
+            record for record in records if using in by_name(record.vector)
+        ]
+        ids = [plain_id(record.id) for record in records_with_vector]
+        payloads = [record.payload or {} for record in records_with_vector]
+        vectors = [by_name(record.vector) for record in records_with_vector]
+        rows = [each[using] for each in vectors]
         matrix = np.array(rows, np.float32).reshape(len(ids), self.schema.dim)
         offsets = np.full(len(ids), np.nan, np.float32)
         errors = np.zeros(len(ids))
         if version is not None and version.storage == "payload":
-            held = [our_offsets(payload).get(version.field) for payload in payloads]
-            offsets = np.array(held, np.float32)  # None becomes NaN
+            numbers = [our_offsets(payload).get(version.field) for payload in payloads]
+            offsets = np.array(numbers, np.float32)  # None becomes NaN
         elif version is not None:
-            augmented = [named.get(version.augmented_vector) for named in vectors]
+            augmented = [each.get(version.augmented_vector) for each in vectors]
             offsets, errors = _read_augmented(version, matrix, augmented)
         values = None
         if self.field is not None:
@@ -133,8 +135,8 @@ def _read_augmented(
 
     Returns:
         The offsets [b], and the error that rounding to float16 may have caused in each
-        [b]. An offset is NaN without an augmented vector, and infinite if that was
-        computed from another vector.
+        [b]. An offset is NaN without an augmented vector, and infinite if the augmented
+        vector was computed from another vector.
     """
     offsets = np.full(len(augmented), np.nan, np.float32)
     errors = np.zeros(len(augmented))
@@ -142,22 +144,23 @@ def _read_augmented(
     if not rows:
         return offsets, errors
     stored = np.array([augmented[row] for row in rows], np.float32)
-    held = stored[:, :-1]
-    last = stored[:, -1]
+    stored_targets = stored[:, :-1]
+    last_components = stored[:, -1]
     expected = as_targets(version, vectors[rows])
     largest = np.abs(expected).max(axis=1, keepdims=True)
-    tolerance = ROOM * (largest + np.abs(held))
-    is_current = (np.abs(expected - held) <= tolerance).all(axis=1)
-    values: np.ndarray = last
-    rounding: np.ndarray = FLOAT16 * np.abs(last)
+    tolerance = ROOM * (largest + np.abs(stored_targets))
+    is_current = (np.abs(expected - stored_targets) <= tolerance).all(axis=1)
     if version.metric is Metric.EUCLIDEAN:
-        values = version.ceiling - last**2 / 2
-        rounding = FLOAT16 * last**2
+        values: np.ndarray = version.ceiling - last_components**2 / 2
+        rounding = FLOAT16 * last_components**2
+    else:
+        values = last_components
+        rounding = FLOAT16 * np.abs(last_components)
     offsets[rows] = np.where(is_current, values, np.inf)
-    # A number that float16 cannot hold was not rounded. Only one float32 number in
-    # 8,192 fits into float16 by chance.
+    # A number that float16 cannot hold is stored as float32. By chance, only one
+    # float32 number in 8,192 is also a float16 number.
     with np.errstate(over="ignore"):
-        fits_float16 = last.astype(np.float16) == last
+        fits_float16 = last_components.astype(np.float16) == last_components
     errors[rows] = np.where(fits_float16, rounding, 0.0)
     return offsets, errors
 

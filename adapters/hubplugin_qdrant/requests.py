@@ -6,14 +6,14 @@ offset:
     query=q, limit=10
     -> prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector", it searches the augmented vector. Points that another client
-wrote without an augmented vector are searched by the corrected vector:
+With storage="vector", the query searches the augmented vectors. Points that another
+client wrote without an augmented vector are searched by the raw vector:
 
     query=q, limit=10
     -> prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
 
-If the model has a query map, S, the first form maps the query. In the second form, the
-augmented vectors include the map:
+If the model has a query map, S, storage="payload" maps the query. With
+storage="vector", the augmented vectors include the map, and the query stays as it is:
 
     query=q, limit=10
     -> prefetch=[query=q + S q, limit=100], query=formula(|q + S q| * $score + hub_offset.v1)
@@ -22,10 +22,10 @@ The factor |q + S q| is used under cosine only, where the server divides by it. 
 other query, such as a recommendation, stays raw.
 
 Nearest queries are corrected at every depth of the tree, so that a fusion, a user's
-formula or a re-scoring above them gets corrected candidates and scores. A formula ranks
-in descending order. So under Euclidean distance, it returns the similarity offset -
-distance^2 / 2, which is turned back into a distance in the answer, but not in a
-prefetch.
+formula or another nearest query above them gets corrected candidates and scores. A
+formula ranks in descending order. So under Euclidean distance, it returns the
+similarity offset - distance^2 / 2. In the answer, but not in a prefetch, the similarity
+is turned back into a distance.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 def nearest(query: object) -> Any:
-    """Return the vector, point or document that a nearest query searches for."""
+    """Return the vector, point or document that a nearest query searches for.
+
+    A query of another kind is returned unchanged.
+    """
     return query.nearest if isinstance(query, models.NearestQuery) else query
 
 
@@ -175,7 +178,7 @@ def asked_point(
                 f"prefetch: nearest to point {point!r}: with storage='vector', a "
                 "prefetch accepts only vectors; retrieve the point and pass its vector"
             )
-        return point if isinstance(point, int) else str(point), version
+        return (point if isinstance(point, int) else str(point)), version
     return None
 
 
@@ -212,8 +215,9 @@ def hide_vectors(
     """Return the vectors of a point without the augmented vectors `names`."""
     if not isinstance(vector, dict):
         return vector
-    theirs = {name: value for name, value in vector.items() if name not in names}
-    return theirs[""] if names and set(theirs) == {""} else theirs
+    kept = {name: value for name, value in vector.items() if name not in names}
+    # Without the augmented vectors, an unnamed vector is alone, and returned as such.
+    return kept[""] if names and set(kept) == {""} else kept
 
 
 def has_vector(name: str) -> models.HasVectorCondition:
@@ -247,8 +251,8 @@ def has_offset(version: QdrantVersion) -> models.Filter:
 
 
 UNLISTED = 1e15
-"""The score of a point that a prefetch should have listed but did not. It exceeds any
-real score, and its square is finite."""
+"""The absolute score of a point that a prefetch should have listed but did not. It
+exceeds any real score, and its square is a finite float32."""
 
 Points: TypeAlias = list[models.ScoredPoint]
 
@@ -276,19 +280,23 @@ def _sum_by_either_vector(
     """Return the formula that combines searches by the augmented and the raw vector.
 
     A point with an augmented vector gets its score in the first prefetch, `$score[0]`,
-    even if a re-scoring lists it in both. If the first prefetch does not list it, it
-    ranks behind all points listed there. Any other point gets `$score[1]`.
+    even if both prefetches list the point. If only the second one lists the point, it
+    ranks behind all points of the first. A point without an augmented vector gets its
+    score in the second prefetch, `$score[1]`.
+
+    In a product, a condition counts as 1 if the point meets it, and otherwise as 0.
+    Under Euclidean distance, scores are distances d, and the similarity is -d^2 / 2.
+    For an augmented vector, which contains sqrt(2 (ceiling - offset)), this is raw
+    similarity + offset - ceiling. So the ceiling is added.
 
     Args:
         metric: The metric of the collection.
-        ceiling: The upper bound of the offsets, which shifts the distances to augmented
-            vectors. It is used under Euclidean distance only.
+        ceiling: The upper bound of the offsets, for Euclidean distance only.
         augmented_vector: The name of the augmented vector.
     """
     has = models.Filter(must=has_vector(augmented_vector))
     lacks = models.Filter(must_not=has_vector(augmented_vector))
-    terms: list[list[Any]] = [["$score[0]", has], ["$score[1]", lacks]]
-    unlisted = -UNLISTED
+    terms: list[list[Any]]
     if metric is Metric.EUCLIDEAN:
         terms = [
             [-0.5, "$score[0]", "$score[0]", has],
@@ -296,6 +304,9 @@ def _sum_by_either_vector(
             [-0.5, "$score[1]", "$score[1]", lacks],
         ]
         unlisted = UNLISTED
+    else:
+        terms = [["$score[0]", has], ["$score[1]", lacks]]
+        unlisted = -UNLISTED
     parts: list[Any] = [models.MultExpression(mult=term) for term in terms]
     return models.FormulaQuery(
         formula=models.SumExpression(sum=parts),
@@ -325,6 +336,7 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
     if version is None:
         return node.model_copy(update={"prefetch": prefetches or None}), as_found
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
+        # The scores of augmented vectors are corrected scores: no formula is needed.
         fields = _augment(node, prefetches, version)
         return node.model_copy(update=fields), as_found
     # Correcting reorders results, so the results before `offset` are needed, too.
@@ -339,6 +351,7 @@ def rewrite(node: AnyNode, manifest: QdrantManifest) -> tuple[AnyNode, Finish]:
         query = _sum_with_key(version.key, version.metric, length)
     threshold = node.score_threshold
     if threshold is not None and version.metric is Metric.EUCLIDEAN:
+        # Turn a distance into a similarity: the inverse of `as_distance`.
         threshold = -0.5 * threshold * abs(threshold)
     fields = {
         "prefetch": candidates,
@@ -359,14 +372,15 @@ def as_found(points: Points) -> Points:
 def _finisher(metric: Metric, threshold: float | None) -> Finish:
     """Return the finish that turns similarities into scores of the collection.
 
-    It also drops points whose corrected similarity is below `threshold`, because
-    servers before 1.17 ignore the threshold of a formula.
+    The finish also drops points whose corrected similarity is below `threshold`,
+    because servers before 1.17 ignore the threshold of a formula.
     """
     if metric is not Metric.EUCLIDEAN and threshold is None:
         return as_found
     lowest = np.float32(-np.inf if threshold is None else threshold)
 
     def finish(points: Points) -> Points:
+        # A server compares scores and thresholds as float32.
         points = [point for point in points if np.float32(point.score) >= lowest]
         if metric is not Metric.EUCLIDEAN:
             return points
@@ -380,7 +394,10 @@ def _finisher(metric: Metric, threshold: float | None) -> Finish:
 
 
 def as_distance(similarity: float) -> float:
-    """Return sqrt(x) with x = distance^2 - 2 offset, or -sqrt(-x) if x is negative."""
+    """Return the corrected distance for a corrected `similarity`.
+
+    It is sqrt(x) with x = distance^2 - 2 offset, or -sqrt(-x) if x is negative.
+    """
     return math.copysign(math.sqrt(2.0 * abs(similarity)), -similarity)
 
 
@@ -389,15 +406,15 @@ def _by_raw_score(
 ) -> tuple[list[models.Prefetch], float]:
     """Return a prefetch of the raw query of `node`, and the factor for its scores.
 
-    It fetches enough candidates to contain the first `results` corrected results. A
-    query vector is mapped if `version` has a query map.
+    The prefetch fetches enough candidates to contain the first `results` corrected
+    results. A query vector is mapped if `version` has a query map.
     """
     params = node.params or _SEARCH_PARAMS
     codes = params.quantization
-    exact = params.exact is True or (codes is not None and codes.ignore is True)
-    limit = version.candidates(results, exact)
+    ignores_codes = codes is not None and codes.ignore is True
+    limit = version.candidates(results, params.exact is True or ignores_codes)
     if prefetches:
-        limit = _over_all(prefetches, limit, version)
+        limit = _raise_limit(prefetches, limit, version)
     query = node.query
     length = 1.0
     if version.mapped:
@@ -417,12 +434,13 @@ def _by_raw_score(
     return [candidates], length
 
 
-def _over_all(
+def _raise_limit(
     prefetches: list[models.Prefetch], limit: int, version: QdrantVersion
 ) -> int:
     """Return `limit`, raised to the number of points that `prefetches` return.
 
-    A re-scoring ranks all of these points, so all of them must be candidates.
+    A nearest query over prefetches ranks all of these points, so all of them must be
+    candidates. The limit of strict mode still applies.
     """
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
     return min(limit, version.max_candidates or limit)
@@ -431,10 +449,10 @@ def _over_all(
 def _by_augmented_vector(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> list[models.Prefetch]:
-    """Return a search by the augmented vector, and one by the raw vector.
+    """Return a search by the augmented vector, and a search by the raw vector.
 
-    The second finds the points that have no augmented vector. It is omitted if every
-    point has one.
+    The latter finds the points that have no augmented vector. If every point has one,
+    this search is omitted.
     """
     augmented = models.Prefetch.model_construct(
         filter=node.filter, limit=results, **_augment(node, prefetches, version)
@@ -451,8 +469,9 @@ def _by_augmented_vector(
     )
     if prefetches:
         # A filter would also apply to the prefetches and change what they return. So
-        # both searches re-score all of that, and the formula picks one score a point.
-        raw.limit = augmented.limit = _over_all(prefetches, results, version)
+        # both searches rank all of these points, and the formula picks one of the two
+        # scores of each point.
+        raw.limit = augmented.limit = _raise_limit(prefetches, results, version)
     else:
         is_augmented = has_vector(version.augmented_vector)
         raw.filter = models.Filter(must=node.filter, must_not=is_augmented)
@@ -470,7 +489,7 @@ def _augment(
 
     The augmented query is [q, 1] or, under Euclidean distance, [q, 0]. The search
     ignores quantised codes, which lose the last component by clipping it to the range
-    of the others.
+    of the other components.
     """
     query = nearest(node.query)
     if version.metric is Metric.COSINE:
@@ -492,8 +511,8 @@ def _augment(
 
 
 UNIT = 1e-6
-"""The deviation from length 1 that rounding to float32 may cause. A vector within it is
-not normalised again."""
+"""The deviation from length 1 that rounding to float32 may cause. A vector with at most
+this deviation is not normalised again."""
 
 
 def map_query(query: list[float], version: QdrantVersion) -> tuple[list[float], float]:

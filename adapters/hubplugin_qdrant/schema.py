@@ -40,7 +40,7 @@ METRICS = {
 }
 
 PRECISE_DATATYPES = (None, models.Datatype.FLOAT32, models.Datatype.FLOAT16)
-"""The datatypes that are precise enough for offsets in a second vector."""
+"""The datatypes that are precise enough for offsets in an augmented vector."""
 
 DISTANCES = {metric: distance for distance, metric in METRICS.items()}
 
@@ -50,24 +50,25 @@ PARTS = 10
 """The number of parts in which a collection is written by default. While one part is
 written, searches still use the graph of the others."""
 
-NEARLY = 0.9
-"""The share of points in the graph at which searches are as fast as with all points. A
-server leaves the last few points out."""
+ENOUGH = 0.9
+"""The share of points in the graph that is enough for fast searches. A server leaves
+the last few points out."""
 
 
 class Schema:
     """The base class of both storages for the offsets of one vector.
 
-    Each storage also describes its cost (`cost`, `writing`) and its changes (`plan`),
-    makes room for a version before anything is written (`prepare`), and deletes the
-    indexes or vectors of versions (`delete`).
+    Each storage also describes its cost (`cost`, `write_factor`) and its changes
+    (`plan`: first what each point gets, then any side effects). It makes room for a
+    version before anything is written (`prepare`), and deletes the indexes or vectors
+    of versions (`delete`).
 
     using: The name of the vector; "" for the unnamed one.
     parameters: The parameters of the vector.
-    writing: The time to write all points, as a multiple of the time to read them.
+    write_factor: The time to write all points, as a multiple of the time to read them.
     """
 
-    writing: float
+    write_factor: float
 
     def __init__(
         self, transport: QdrantTransport, using: str, parameters: models.VectorParams
@@ -82,7 +83,10 @@ class Schema:
     def finish(
         self, version: QdrantVersion, queries: np.ndarray, progress: Progress | None
     ) -> QdrantVersion:
-        """Calibrate `version`, once all offsets are written, with `queries` [m, d]."""
+        """Return `version`, calibrated with `queries` [m, d].
+
+        All offsets must have been written.
+        """
         transport = self.transport
         if transport.is_local and version.storage == "vector":
             return version  # always exact: there is nothing to calibrate
@@ -105,7 +109,10 @@ class Schema:
         self._written += points
 
     def wait_for_graph(self, progress: Progress | None) -> None:
-        """Wait until all points are in the graph again: writes remove them from it."""
+        """Wait until all points are in the graph again.
+
+        A write removes its points from the graph.
+        """
         transport = self.transport
         if transport.is_local:
             return
@@ -124,29 +131,30 @@ class Schema:
         The status alone is not enough: a collection may stay yellow long after the
         graph is complete, while the server works on other collections.
         """
-        before = self.transport.opened
-        now = self.transport.describe()
-        if now.status != models.CollectionStatus.YELLOW:
+        opened = self.transport.opened
+        current = self.transport.describe()
+        if current.status != models.CollectionStatus.YELLOW:
             return True
         # The server counts the indexed vectors of all names together.
-        growth = len(dense_vectors(now)) / len(dense_vectors(before))
-        expected = (before.indexed_vectors_count or 0) * growth
+        growth = len(dense_vectors(current)) / len(dense_vectors(opened))
+        expected = (opened.indexed_vectors_count or 0) * growth
         if self.expects_graph():
             expected = max(expected, self.transport.count())
-        return (now.indexed_vectors_count or 0) >= NEARLY * expected
+        return (current.indexed_vectors_count or 0) >= ENOUGH * expected
 
     def expects_graph(self) -> bool:
         """Return True if the collection is large enough for the server's graph."""
         info = self.transport.opened
         threshold = info.config.optimizer_config.indexing_threshold or 0
         kilobytes = 4 * self.dim * self.transport.count() / 1024
+        # The threshold is in kilobytes per segment, and 0 turns the graph off.
         return kilobytes > max(info.segments_count, 1) * threshold > 0
 
 
 class PayloadSchema(Schema):
     """Offsets as numbers under our payload key, with a float index."""
 
-    writing = 4.0
+    write_factor = 4.0
 
     def require_room(self, manifest: QdrantManifest) -> None:
         """Raise StoreError if strict mode allows no further payload index.
@@ -172,9 +180,10 @@ class PayloadSchema(Schema):
     def prepare(self, version: QdrantVersion) -> None:
         """Create a float index on the offsets, unless there is one.
 
-        Formulas are faster with the index, and strict mode requires it. It is created
-        before any offset is written, so that the graph is built without extra links for
-        it. There is no need to wait: the server creates it before any later write.
+        Formulas are faster with the index, and strict mode requires it. The index is
+        created before any offset is written, so that the graph is built without extra
+        links for it. There is no need to wait: the server does a later write after the
+        index.
         """
         transport = self.transport
         if transport.is_local:  # local mode has no indexes, and warns about them
@@ -195,9 +204,9 @@ class PayloadSchema(Schema):
         if self.transport.is_local:
             return
         written = m.payload_keys(versions)
-        ours = rf"{m.KEY}\.v[1-9]\d*"  # includes versions that no manifest knows
+        any_key = rf"{m.KEY}\.v[1-9]\d*"  # also of versions that no manifest knows
         for path in self.transport.describe().payload_schema:
-            if path in written or (is_last and re.fullmatch(ours, path)):
+            if path in written or (is_last and re.fullmatch(any_key, path)):
                 self.transport.ask("delete_payload_index", path, wait=True)
 
     def cost(self) -> str:
@@ -214,22 +223,22 @@ class PayloadSchema(Schema):
 class VectorSchema(Schema):
     """Offsets in an augmented vector of d + 1 dimensions.
 
-    The augmented vector has the same settings as the corrected one.
+    The augmented vector has the same settings as the corrected vector.
     """
 
-    writing = 1.3
+    write_factor = 1.3
 
     @property
-    def _is_short(self) -> bool:
-        """True if the second vector has numbers of 16 bits.
+    def _stores_16_bits(self) -> bool:
+        """True if the augmented vector stores 16-bit numbers.
 
-        It also has 16 bits if the corrected vector has fewer, which could not hold an
+        It does so if the corrected vector is not float32: 8 bits are too few for an
         offset.
         """
         return self.parameters.datatype not in (None, models.Datatype.FLOAT32)
 
     def obstacle(self) -> str | None:
-        """Return the reason why no vector can be added; None if one can."""
+        """Return the reason why no augmented vector can be added; None if one can."""
         server = ".".join(map(str, self.transport.server))
         if self.transport.server < VECTORS_IN_PLACE:
             return (
@@ -244,7 +253,7 @@ class VectorSchema(Schema):
         return None
 
     def objection(self) -> str | None:
-        """Return the reason not to add a second vector by default, or None."""
+        """Return the reason not to add an augmented vector by default, or None."""
         if obstacle := self.obstacle():
             return obstacle
         if not self.using:
@@ -266,24 +275,26 @@ class VectorSchema(Schema):
         return None
 
     def cost(self) -> str:
-        """Return the estimated memory or disk of the second vectors and their graph."""
+        """Return the estimated size of the augmented vectors and their graph."""
         links = self.transport.opened.config.hnsw_config.m
-        bytes_per_number = 2 if self._is_short else 4
+        bytes_per_number = 2 if self._stores_16_bits else 4
         bytes_per_vector = bytes_per_number * (self.dim + 1)
         # In the lowest layer of the graph, a point has up to 2 m links of 4 bytes.
         bytes_per_point = bytes_per_vector + 2 * links * 4
-        where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
-        return f"about {_bytes(bytes_per_point * self.transport.count())} of {where}"
+        medium = "disk" if self.parameters.on_disk else "memory, and as much of disk"
+        return f"about {_bytes(bytes_per_point * self.transport.count())} of {medium}"
 
     def prepare(self, version: QdrantVersion) -> None:
         """Add the augmented vector of `version`, unless it exists, and configure it."""
         transport = self.transport
         name = version.augmented_vector
-        is_distance = version.metric is Metric.EUCLIDEAN
+        is_euclidean = version.metric is Metric.EUCLIDEAN
         dense = models.DenseVectorConfig(
             size=version.dim + 1,
-            distance=models.Distance.EUCLID if is_distance else models.Distance.DOT,
-            datatype=models.VectorStorageDatatype.FLOAT16 if self._is_short else None,
+            distance=models.Distance.EUCLID if is_euclidean else models.Distance.DOT,
+            datatype=models.VectorStorageDatatype.FLOAT16
+            if self._stores_16_bits
+            else None,
         )
         if name not in vector_names(transport.describe()):
             config = models.DenseVectorNameConfig(dense=dense)
@@ -294,7 +305,7 @@ class VectorSchema(Schema):
                 "writes to it may fail",
             )
         # Copy all settings but quantisation, which would clip the query's last
-        # component to the range of the others.
+        # component to the range of the other components.
         settings = self.parameters.model_dump(
             include={"hnsw_config", "on_disk", "memory"}, exclude_none=True
         )
@@ -397,20 +408,22 @@ def find_vector(
     Args:
         url: The URL of the store, for error messages.
         info: The description of the collection.
-        using: The name of the vector; "" for the only vector that is not ours.
+        using: The name of the vector; "" for the only vector of the user.
         manifest: The manifest of the collection.
 
     Raises:
         StoreError: If the vector does not exist or cannot have offsets.
     """
-    every = dense_vectors(info)
-    ours = m.vectors_of(manifest.stored_versions)
-    dense = {name: vector for name, vector in every.items() if name not in ours}
+    existing = dense_vectors(info)
+    augmented = m.vectors_of(manifest.stored_versions)
+    dense = {name: v for name, v in existing.items() if name not in augmented}
     for version in manifest.stored_versions:
-        is_wanted = version.vector == using
-        if not using:
+        if using:
+            is_wanted = version.vector == using
+        else:
+            # The only vector of the user is wanted. If there is none, it was deleted.
             is_wanted = not dense
-        if is_wanted and version.vector not in every:
+        if is_wanted and version.vector not in existing:
             return version.vector, models.VectorParams(
                 size=version.dim, distance=DISTANCES[version.metric]
             )

@@ -139,9 +139,10 @@ def query_points(
 def query_points_groups(
     cache: CorrectionCache, cached: CachedManifest, arguments: Arguments
 ) -> Operation[Any]:
-    # No allowance for groups: the server multiplies the candidates by their size.
+    # The server multiplies the candidates by the size of the groups, so no more are
+    # needed here.
     arguments, finish = yield from _rewrite_arguments(cache, cached, arguments)
-    del arguments["offset"]
+    del arguments["offset"]  # `query_points_groups` has no offset
     result = yield Call(cache.raw.query_points_groups, **arguments)
     for group in result.groups:
         group.hits = finish(group.hits)
@@ -175,14 +176,15 @@ def _rewrite_arguments(
 def rewrite_requests(
     cache: CorrectionCache, cached: CachedManifest, requests: list[models.QueryRequest]
 ) -> Operation[list[tuple[models.QueryRequest, Finish]]]:
-    """Correct `requests` to one collection, and hide our data from the answers.
+    """Correct `requests` to one collection, and hide offsets from the answers.
 
-    If the correction needs query vectors, documents and point ids are replaced by their
-    vectors first.
+    If the correction needs query vectors, documents and point ids are first replaced by
+    their vectors.
 
     Returns:
         Each rewritten request, and the function that finishes its answer.
     """
+    # A vector without prefetches needs no embedding, and no point id is replaced.
     is_simple = all(
         isinstance(nearest(request.query), list) and not request.prefetch
         for request in requests
@@ -196,10 +198,10 @@ def rewrite_requests(
     for request in requests:
         if plain_client.is_local(cache.raw):
             _require_dimensions(request, cached)
-        sent, finish = rewrite(request, cached.known)
+        sent, finish = rewrite(request, cached.manifest_or_empty)
         sent.with_payload = hide_key(request.with_payload, cached.offset_key)
         if request.with_vector is True and cached.augmented_vectors:
-            finish = _hiding(cached, finish)
+            finish = _then_hide_vectors(cached, finish)
         rewritten.append((sent, finish))
     return rewritten
 
@@ -209,7 +211,7 @@ def _require_dimensions(request: models.QueryRequest, cached: CachedManifest) ->
 
     Local mode would only name the shapes of two arrays. A server names the dimensions.
     """
-    version = cached.known.active.get(request.using or "")
+    version = cached.manifest_or_empty.active.get(request.using or "")
     query = nearest(request.query)
     if version is None or not isinstance(query, list) or len(query) == version.dim:
         return
@@ -220,8 +222,8 @@ def _require_dimensions(request: models.QueryRequest, cached: CachedManifest) ->
     )
 
 
-def _hiding(cached: CachedManifest, finish: Finish) -> Finish:
-    """Return `finish`, extended to remove our vectors."""
+def _then_hide_vectors(cached: CachedManifest, finish: Finish) -> Finish:
+    """Return `finish`, extended to remove the augmented vectors."""
     return lambda points: _hide_ours(cached, finish(points), with_vectors=True)
 
 
@@ -232,7 +234,7 @@ def _replace_point_id(
 
     As on a server, a point of the searched collection is excluded from the answer.
     """
-    asked = asked_point(request, cached.known)
+    asked = asked_point(request, cached.manifest_or_empty)
     if asked is None:
         return request
     point, version = asked
@@ -295,8 +297,10 @@ def retrieve(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
 
 def scroll(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
     cached = yield from cache.lookup(arguments["collection_name"])
-    records, following = yield Call(cache.raw.scroll, **_without_key(cached, arguments))
-    return _hide_ours(cached, records, arguments.get("with_vectors")), following
+    records, next_offset = yield Call(
+        cache.raw.scroll, **_without_key(cached, arguments)
+    )
+    return _hide_ours(cached, records, arguments.get("with_vectors")), next_offset
 
 
 def _without_key(cached: CachedManifest, arguments: Arguments) -> Arguments:
@@ -306,7 +310,10 @@ def _without_key(cached: CachedManifest, arguments: Arguments) -> Arguments:
 
 
 def _hide_ours(cached: CachedManifest, points: list[Any], with_vectors: object) -> Any:
-    """Return `points` without our vectors if `with_vectors` asks for all vectors."""
+    """Return `points` without augmented vectors.
+
+    Unless `with_vectors` asks for all vectors, the points have none.
+    """
     if with_vectors is True and cached.augmented_vectors:
         for point in points:
             point.vector = hide_vectors(point.vector, cached.augmented_vectors)
@@ -314,7 +321,7 @@ def _hide_ours(cached: CachedManifest, points: list[Any], with_vectors: object) 
 
 
 def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation[Any]:
-    """Describe a collection without our vectors and our payload indexes."""
+    """Describe a collection without augmented vectors and indexes on offsets."""
     cached = yield from cache.lookup(arguments["collection_name"])
     info = yield Call(cache.raw.get_collection, **arguments)
     schema = {

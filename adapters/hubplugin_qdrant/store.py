@@ -73,7 +73,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     """The store of one vector of a collection, returned by `open_store`.
 
     collection: The real name of the collection.
-    ours: The name of the metadata collection.
+    metadata_name: The name of the metadata collection.
     vector: The name of the vector; "" for the unnamed one.
     storage: The storage of new offsets.
     """
@@ -106,7 +106,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if pace is not None:
             self.transport.pace = math.inf if pace == "all" else int(pace)
         self.collection = self._run("opening", metadata.real_name, collection)
-        self.ours = m.metadata_collection(self.collection)
+        self.metadata_name = m.metadata_collection(self.collection)
         self.transport.open(self.collection)
         manifest = self.read_manifest()
         self.vector, self._parameters = find_vector(
@@ -134,7 +134,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def _run(
         self, doing: str, operation: Callable[..., Operation[Answer]], *args: object
     ) -> Answer:
-        """Return the result of `operation`, run again while the server is away."""
+        """Return the result of `operation`, repeated as in `QdrantTransport.retry`."""
 
         def call() -> Answer:
             return run(operation(self.client, *args))
@@ -145,8 +145,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         return self._seen or self.read_manifest()
 
     def read_manifest(self) -> QdrantManifest:
-        read = metadata.read_payload
-        payload = self._run("reading the manifest", read, self.collection)
+        payload = self._run(
+            "reading the manifest", metadata.read_payload, self.collection
+        )
         return self._remember(metadata.parse_manifest(payload, self.collection))
 
     def _remember(self, manifest: QdrantManifest) -> QdrantManifest:
@@ -163,11 +164,17 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         """Replace the `payload` of a point of the metadata collection in one step."""
         points = [models.PointStruct(id=point, vector={}, payload=payload)]
         self.transport.retry(
-            "writing the manifest", self.client.upsert, self.ours, points, wait=True
+            "writing the manifest",
+            self.client.upsert,
+            self.metadata_name,
+            points,
+            wait=True,
         )
 
     def delete_manifest(self) -> None:
-        self.transport.retry("removing", self.client.delete_collection, self.ours)
+        self.transport.retry(
+            "removing", self.client.delete_collection, self.metadata_name
+        )
         self._seen = None
 
     def has_manifest(self) -> bool:
@@ -176,12 +183,12 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         Raises StoreError if a collection of that name belongs to the user.
         """
         doing = "looking for the manifest"
-        info = self._run(doing, metadata.describe, self.ours)
+        info = self._run(doing, metadata.describe, self.metadata_name)
         if info is not None and not metadata.is_metadata(info):
             raise StoreError(
-                f"collection {self.ours!r} has vectors, so it is not hubplugin's; "
-                f"hubplugin keeps the correction of {self.collection!r} in a collection "
-                "of that name, which must be free"
+                f"collection {self.metadata_name!r} has vectors, so it is not "
+                f"hubplugin's; hubplugin keeps the correction of {self.collection!r} "
+                "in a collection of that name, which must be free"
             )
         return info is not None
 
@@ -192,7 +199,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             self.transport.retry(
                 "preparing",
                 self.client.create_collection,
-                self.ours,
+                self.metadata_name,
                 vectors_config={},
                 shard_number=1,
                 replication_factor=replicas,
@@ -215,8 +222,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         )
 
     def read_model(self, version: QdrantVersion) -> OffsetModel:
-        read = metadata.read_model
-        return self._run("reading the model", read, self.collection, version)
+        return self._run(
+            "reading the model", metadata.read_model, self.collection, version
+        )
 
     def write_model(self, version: QdrantVersion, model: OffsetModel) -> None:
         texts = model.to_texts()
@@ -226,7 +234,11 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def delete_model(self, version: QdrantVersion) -> None:
         points = models.PointIdsList(points=metadata.part_ids(version))
         self.transport.retry(
-            "deleting a model", self.client.delete, self.ours, points, wait=True
+            "deleting a model",
+            self.client.delete,
+            self.metadata_name,
+            points,
+            wait=True,
         )
 
     def make_room(self, version: QdrantVersion) -> None:
@@ -253,7 +265,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         try:
             transport.flush_all()
             for records in transport.pages(with_payload=[KEY]):
-                reader.batches(records)
+                reader.batches(records)  # fills `reader.left_over`
                 done = min(done + transport.page_size, total)
                 if progress is not None:
                     progress("removing offsets", done, total)
@@ -266,10 +278,10 @@ class QdrantStore(ManifestStore[QdrantVersion]):
     def find(
         self, manifest: corrections.Manifest[QdrantVersion], model: OffsetModel
     ) -> tuple[QdrantVersion | None, Found]:
-        """Find the version of `model`; with offsets in payloads, also a previous one.
+        """Find the version of `model` and its state.
 
-        The payloads still hold the offsets of the previous version, and most of them
-        are still correct.
+        With offsets in payloads, this may be the previous version: payloads still hold
+        its offsets, and most of them are still correct.
         """
         fingerprint = model.fingerprint
         version, found = manifest.find(self.vector, fingerprint, storage=self.storage)
@@ -297,8 +309,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         )
 
     def read_fields(self, ids: Sequence[Id]) -> list[Mapping[str, Any]]:
-        theirs = models.PayloadSelectorExclude(exclude=[KEY])
-        records = self.transport.ask("retrieve", [*ids], with_payload=theirs)
+        without_offsets = models.PayloadSelectorExclude(exclude=[KEY])
+        records = self.transport.ask("retrieve", [*ids], with_payload=without_offsets)
         fields = {plain_id(record.id): record.payload or {} for record in records}
         return [fields.get(key, {}) for key in ids]
 
@@ -353,16 +365,16 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if found == "nothing":  # the version is new
             for notice in self._cost_notices():
                 logger.warning("%s: %s", self.url, notice)
-        most = self.transport.strict.max_query_limit
-        version = version.replace(max_candidates=most)
+        limit = self.transport.strict.max_query_limit
+        version = version.replace(max_candidates=limit)
         return QdrantWriting(self, version, found, model, earlier, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raise StoreError if a correction cannot be written.
 
-        This is so if the collection is empty, if every write would wait for the graph,
-        if the user has data under our payload key, if strict mode or the disk leaves no
-        room, or if the api key may not write.
+        The reasons are: the collection is empty, every write would wait for the graph,
+        strict mode or the disk leaves no room, the user has data under our payload key,
+        or the api key may not write.
         """
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
@@ -373,7 +385,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
         manifest = self.view_manifest()
-        has_manifest = manifest.last_number > 0 or self.has_manifest()
+        # Before the first version, ask the server. Even in a dry run, this raises
+        # StoreError if the user has a collection with the name of the metadata.
+        metadata_exists = manifest.last_number > 0 or self.has_manifest()
         if self.storage == "payload":
             # An active version has its index already.
             if self.vector not in manifest.active:
@@ -389,8 +403,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             require_room(folder, bytes_per_point * self.count())
         if not self.transport.is_local:
             self.transport.require_right_to_write(self.collection)
-            if has_manifest:
-                self.transport.require_right_to_write(self.ours)
+            if metadata_exists:
+                self.transport.require_right_to_write(self.metadata_name)
 
     def _require_free_key(self) -> None:
         """Raise StoreError if a point has data of the user under our payload key.
@@ -426,18 +440,18 @@ class QdrantStore(ManifestStore[QdrantVersion]):
 
     def plan(self) -> Sequence[str]:
         schema = self.schema(self.storage)
-        gets, *others = schema.plan(self.next_number(self.view_manifest()))
+        addition, *side_effects = schema.plan(self.next_number(self.view_manifest()))
         return [
-            f"each point of {self.collection!r} would get {gets}",
+            f"each point of {self.collection!r} would get {addition}",
             *self._choice,
             f"offsets would take {schema.cost()}",
-            f"manifest and model would be stored in {self.ours!r}",
+            f"manifest and model would be stored in {self.metadata_name!r}",
             *self._cost_notices(),
-            *others,
+            *side_effects,
         ]
 
     def _cost_notices(self) -> list[str]:
-        """Return the notice of how long writing takes and how it slows searches.
+        """Return a line on how long writing takes and how it slows searches.
 
         The list is empty for a collection without a graph.
         """
@@ -445,7 +459,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if not schema.expects_graph():
             return []
         points = self.count()
-        seconds = schema.writing * self.transport.seconds_to_read()
+        seconds = schema.write_factor * self.transport.seconds_to_read()
         return [
             f"writing {points:,} points takes about {seconds:,.0f} s, estimated from "
             "the time to read them, and the server rebuilds their graph; meanwhile all "
@@ -475,8 +489,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         request = models.QueryRequest(
             query=query, using=self.vector or None, limit=k, with_payload=True
         )
-        explain = searches.explain
-        return self._run("explaining", explain, self.collection, request)
+        return self._run("explaining", searches.explain, self.collection, request)
 
     def with_filter(self, condition: str) -> QdrantStore:
         """Return a copy of this store whose searches only find points that match.
@@ -507,7 +520,8 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             manifest = manifest.withdraw(vector)
         if has_manifest:
             self.write_manifest(manifest)
-        # Numbers of retired versions are only deleted if the manifest lacks these.
+        # Without its retired versions, the manifest does not know their numbers either,
+        # so these are deleted.
         self.delete_unknown_numbers(manifest.replace(retired=()), progress)
         if has_manifest:
             super().remove(progress)
@@ -569,11 +583,11 @@ class QdrantWriting(Writing):
         self._between = between
         self._schema = store.schema(version.storage)
         self._transport = store.transport
-        later = self._later(earlier)
+        final = self._final_manifest(earlier)
         keys = m.payload_keys(earlier.stored_versions) - m.payload_keys(
-            later.stored_versions
+            final.stored_versions
         )
-        self._dropped = sorted(keys)
+        self._dropped_keys = sorted(keys)
         self._is_overtaken = False
         self._reader: PointReader | None = None  # the reader of the latest scan
 
@@ -581,19 +595,19 @@ class QdrantWriting(Writing):
         """Wait for all writes under way, then yield every point in the range."""
         self._transport.wait()
         manifest = self._unless_overtaken(self.store.require_owner)
-        later = self._later(cast(QdrantManifest, manifest))
-        self._reader = PointReader(self._schema, later, self.version)
+        final = self._final_manifest(cast(QdrantManifest, manifest))
+        self._reader = PointReader(self._schema, final, self.version)
         yield from self._reader.read(self._between)
 
-    def _later(self, manifest: QdrantManifest) -> QdrantManifest:
-        """Return the manifest once this version is active and retired ones deleted."""
+    def _final_manifest(self, manifest: QdrantManifest) -> QdrantManifest:
+        """Return `manifest` with this version active and retired versions deleted."""
         return manifest.activate(self.version).replace(retired=())
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Start to write `offsets` to the points of `batch`.
 
-        The same requests delete payload offsets that are no longer needed. A later call
-        raises the errors of these writes. `scan` and `activate` wait for them.
+        The same requests delete payload offsets that are no longer needed. `scan` and
+        `activate` wait for these writes. A later call raises their errors.
         """
         self._unless_overtaken(self.store.require_owner)
         self._schema.keep_pace(len(batch.ids), self._progress)
@@ -604,7 +618,7 @@ class QdrantWriting(Writing):
         def change(ids: list[Id]) -> list[models.UpdateOperation]:
             chosen = {key: values[key] for key in ids}
             operations = set_values(self.version, chosen, shard_key)
-            return operations + delete_keys(self._dropped, shard_key, ids)
+            return operations + delete_keys(self._dropped_keys, shard_key, ids)
 
         size = len(batch.ids)
         if self.version.storage == "vector":
@@ -655,7 +669,7 @@ class QdrantWriting(Writing):
         )
 
     def close(self) -> None:
-        """End the writes under way.
+        """Cancel or finish the writes under way.
 
         If another run has removed this version meanwhile, delete the offsets that were
         written after the removal.

@@ -37,7 +37,10 @@ from hubplugin_qdrant.requests import nothing
 
 
 class Fault(Enum):
-    """The kind of an error of the client; the values are statuses of REST and gRPC.
+    """The kind of an error of the client.
+
+    The values are the statuses of REST and gRPC for this kind. REJECTED and OTHER have
+    no statuses of their own.
 
     MISSING: The collection or the point does not exist.
     FORBIDDEN: The api key lacks a right.
@@ -45,8 +48,8 @@ class Fault(Enum):
     LATE: The answer took too long; a smaller request may be answered in time.
     LIMITED: The server limits the rate of read requests, or of written points.
     AWAY: The server cannot be reached, is restarting, or lacks a node.
-    REFUSED: The server returned any other error.
-    OTHER: The error has nothing to do with a connection.
+    REJECTED: The server rejected the request for any other reason.
+    OTHER: The error does not come from a server or a connection.
     """
 
     MISSING = (404, StatusCode.NOT_FOUND)
@@ -63,12 +66,12 @@ class Fault(Enum):
         500,
         StatusCode.INTERNAL,
     )
-    REFUSED = ("refused",)
+    REJECTED = ("rejected",)
     OTHER = ("other",)
 
 
 PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
-"""The faults that may be over when the same request is repeated."""
+"""The faults that may pass: the same request may succeed later."""
 
 
 def fault_of(error: BaseException | None) -> Fault:
@@ -101,7 +104,7 @@ def _fault_by_status(status: object) -> Fault:
     for fault in Fault:
         if status in fault.value:
             return fault
-    return Fault.REFUSED
+    return Fault.REJECTED
 
 
 def require_finished(answer: Answer) -> Answer:
@@ -127,7 +130,7 @@ ERRORS = (
     RpcError,
     ValueError,  # raised by local mode
 )
-"""The errors that a client raises if a server refuses a request or does not answer."""
+"""The errors that a client raises if a server rejects a request or does not answer."""
 
 
 class Refusal(StoreError):
@@ -187,7 +190,7 @@ WRITERS = 4
 
 BRIEF_SECONDS = 0.02
 """The time that one request with several queries should take. Searches by others wait
-for it, and the server is left to them for as long afterwards."""
+for the request. Afterwards, the server is left to them for the same time."""
 
 RETRY_SECONDS = 60.0
 """How long a request is repeated while the server does not answer, for example during a
@@ -199,8 +202,8 @@ rate per minute."""
 
 SHORTEST_WAIT = 0.2
 LONGEST_WAIT = 10.0
-"""A request is repeated after a random wait. Its upper bound doubles with each attempt,
-from twice SHORTEST_WAIT up to LONGEST_WAIT."""
+"""A request is repeated after a random wait. The upper bound of the wait doubles with
+each attempt, from twice SHORTEST_WAIT to LONGEST_WAIT."""
 
 SERVER_SECONDS = 600.0
 """How long a server may continue to work on an index or a vector after its answer."""
@@ -227,7 +230,7 @@ Change: TypeAlias = Callable[[list[Id]], list[models.UpdateOperation]]
 """A function that returns the operations to change the given points."""
 
 MANY = 3
-"""The number of operations from which a request no longer waits for each of them."""
+"""The smallest number of operations that one request sends without waiting for each."""
 
 
 FORMULAS = (1, 14)
@@ -241,7 +244,7 @@ class QdrantTransport:
     Errors of the client are raised as `Refusal`.
 
     url: The name of the store in error messages.
-    collection: The name of the collection; it may be an alias until `open` is called.
+    collection: The name of the collection. It may be an alias until `open` is called.
     server: The version of the server, such as (1, 18).
     strict: The limits of strict mode; without any limits if it is off.
     dim: The dimension of the vectors to read; 1 until it is known.
@@ -267,19 +270,19 @@ class QdrantTransport:
 
         Raises StoreError if the collection does not exist, or the server is too old.
         """
-        name = self.collection
+        requested = self.collection  # may be an alias
         self.collection = collection
         try:
-            self._take(self.describe())
+            self._keep_description(self.describe())
         except Refusal as error:
             if error.fault is not Fault.MISSING:
                 raise
-            every = self.retry("opening", self.client.get_collections).collections
+            collections = self.retry("opening", self.client.get_collections).collections
             names = sorted(
-                each.name for each in every if not each.name.endswith("--hub")
+                each.name for each in collections if not each.name.endswith("--hub")
             )
             raise StoreError(
-                f"{self.url}: there is no collection {name!r}; there are: "
+                f"{self.url}: there is no collection {requested!r}; there are: "
                 f"{', '.join(names) or 'none'}"
             ) from None
         version = self.retry("opening", self.client.info).version
@@ -291,7 +294,7 @@ class QdrantTransport:
                 "formulas; upgrade it to 1.14 or newer"
             )
 
-    def _take(self, info: models.CollectionInfo) -> None:
+    def _keep_description(self, info: models.CollectionInfo) -> None:
         """Keep the server's description of the collection, and reset the counts."""
         self.opened: models.CollectionInfo = info
         strict: Any = info.config.strict_mode_config
@@ -305,15 +308,16 @@ class QdrantTransport:
     def for_job(self) -> QdrantTransport:
         """Return a copy for one job.
 
-        The copy keeps the description and the number of points from its start.
+        The copy keeps the description and the number of points from the start of the
+        job.
         """
         transport = copy.copy(self)
-        transport._take(self.describe())
+        transport._keep_description(self.describe())
         transport._counted = transport.count()
         return transport
 
     def count(self) -> int:
-        """Return the number of points; in a job, the number at its start.
+        """Return the number of points; in a job, the number at the start of the job.
 
         The number is an estimate if strict mode forbids exact counts.
         """
@@ -336,13 +340,13 @@ class QdrantTransport:
     ) -> Answer:
         """Make a request, repeat it while it fails, and return the answer.
 
-        The request must be harmless if it is made twice. It is repeated while its
+        The request must be harmless if it is made twice. It is repeated while the
         faults are `PASSING`, for RETRY_SECONDS or LIMITED_SECONDS, or until `give_up`
         is called. Then the last error is raised, with `doing` in the message.
         """
-        given_up = self._given_up
+        given_up = self._given_up  # `give_up` sets this event and makes a new one
         since = time.monotonic()
-        longest = 2 * SHORTEST_WAIT
+        longest_wait = 2 * SHORTEST_WAIT
         level = logging.WARNING  # for the first failure only
         while True:
             try:
@@ -365,8 +369,8 @@ class QdrantTransport:
                     fault.name.lower(),  # not the server's text: it may hold a secret
                 )
                 retry_after = float(getattr(error, "retry_after_s", 0))
-                given_up.wait(max(random.uniform(0, longest), retry_after))
-            longest = min(LONGEST_WAIT, 2 * longest)
+                given_up.wait(max(random.uniform(0, longest_wait), retry_after))
+            longest_wait = min(LONGEST_WAIT, 2 * longest_wait)
             level = logging.DEBUG
 
     def wait_until(
@@ -391,7 +395,7 @@ class QdrantTransport:
         """
         since = time.monotonic()
         patience = SERVER_SECONDS + points / SLOWEST_BUILD
-        is_told = False
+        is_logged = False
         while not is_done():
             waited = time.monotonic() - since
             if waited > patience:
@@ -400,8 +404,8 @@ class QdrantTransport:
                 return
             if progress is not None:
                 progress(f"{name}, in seconds", int(waited), int(patience))
-            elif waited > SILENT_SECONDS and not is_told:
-                is_told = True
+            elif waited > SILENT_SECONDS and not is_logged:
+                is_logged = True
                 logger.warning(
                     "%s: %s, for up to %g s; you can interrupt it, and continue by "
                     "running it again",
@@ -420,13 +424,14 @@ class QdrantTransport:
         """Raise StoreError if the api key may not write to `collection`.
 
         This asks the server to delete a point that does not exist. The server checks
-        the key first, so a refusal for any other reason means that the key may write.
+        the key before it looks at the request. So if it rejects the request itself, the
+        key may write.
         """
         doing = "checking whether it may be written to"
         try:
             self.retry(doing, self.client.delete, collection, nothing())
         except Refusal as error:
-            if error.fault is not Fault.REFUSED:
+            if error.fault is not Fault.REJECTED:
                 raise
 
     def flush(self, shard_key: ShardKey = None) -> None:
@@ -434,6 +439,7 @@ class QdrantTransport:
 
         If points are sharded by keys, wait for the shards of `shard_key` only.
         """
+        # A server does writes in order: see `nothing`.
         self.ask("delete", nothing(shard_key))
 
     def flush_all(self) -> None:
@@ -468,9 +474,10 @@ class QdrantTransport:
             with_vectors, with_payload: The fields to read, as in `scroll`.
             between: The range of ids; by default, all ids.
         """
+        # The offset of a page is its first id, and None after the last page.
         offset, end = between
-        more = True
-        while more:
+        has_more = True
+        while has_more:
             began = time.monotonic()
             # Ask for uncompressed answers: compressing vectors takes longer than
             # sending them.
@@ -485,10 +492,10 @@ class QdrantTransport:
             if with_vectors:
                 self._points_read += len(records)
                 self._seconds_read += time.monotonic() - began
-            more = offset is not None
+            has_more = offset is not None
             if end is not None and records and rank(records[-1].id) >= rank(end):
                 records = [each for each in records if rank(each.id) < rank(end)]
-                more = False
+                has_more = False
             yield records
 
     def seconds_to_read(self) -> float:
@@ -499,8 +506,9 @@ class QdrantTransport:
     @property
     def page_size(self) -> int:
         """The largest number of points to read or write at a time."""
-        # The rate limit is in points per minute, and a request that exceeds it is
-        # repeated as a whole. A thirtieth of it, two seconds' worth, repeats little.
+        # The rate limit is in points per minute, and a request that exceeds the limit
+        # is repeated as a whole. A thirtieth of the limit, two seconds' worth, repeats
+        # little.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
             BATCH_NUMBERS // self.dim,
@@ -515,14 +523,14 @@ class QdrantTransport:
     ) -> list[models.QueryResponse]:
         """Return the answers to `requests`, sent in batches that the server accepts.
 
-        On a server, the batches are brief, with a pause after each, for the searches of
-        others.
+        On a server, a batch takes about `BRIEF_SECONDS`, and a pause follows for the
+        searches of others. The first batch has one request.
 
         search: The method `query_batch_points` of a plain or corrected client.
         """
-        most = self.strict.search_max_batchsize or len(requests)
+        largest_size = self.strict.search_max_batchsize or len(requests)
         answers: list[models.QueryResponse] = []
-        size = most if self.is_local else 1
+        size = largest_size if self.is_local else 1
         while len(answers) < len(requests):
             chunk = requests[len(answers) : len(answers) + size]
             began = time.monotonic()
@@ -530,11 +538,11 @@ class QdrantTransport:
             if not self.is_local:
                 seconds = time.monotonic() - began
                 time.sleep(min(seconds, POLL_SECONDS))
-                size = max(1, min(most, int(size * BRIEF_SECONDS / seconds)))
+                size = max(1, min(largest_size, int(size * BRIEF_SECONDS / seconds)))
         return answers
 
     def send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
-        """Start to `change` points of this shard key, in the order of calls.
+        """Start to `change` the `points` of one shard key, in the order of calls.
 
         If too many writes are pending, wait for the first one. A later call of `send`
         or `wait` raises the error of a failed write.
@@ -553,9 +561,9 @@ class QdrantTransport:
             self._under_way.popleft().result()
 
     def give_up(self) -> None:
-        """Cancel the writes that have not begun, and wait for the others.
+        """Cancel the writes that have not begun, and wait for the writes that have.
 
-        From now on, the others are not repeated if they fail.
+        The latter are not repeated if they fail.
         """
         self._given_up.set()
         while self._under_way:
@@ -565,14 +573,14 @@ class QdrantTransport:
         self._given_up = threading.Event()
 
     def _send(self, points: list[Id], change: Change, shard_key: ShardKey) -> None:
-        """Change `points`, or those that still exist.
+        """Change `points`, or only the ones that still exist.
 
-        A server refuses the whole request if one point is gone. Then the request is
+        A server rejects the whole request if one point is gone. Then the request is
         repeated for the remaining points.
         """
         operations = change(points)
-        # A server waits after each operation. So send many operations without waiting,
-        # and flush once.
+        # With wait=True, a server waits after each operation. So send many operations
+        # without waiting, and flush once.
         wait = self.is_local or len(operations) < MANY
         try:
             self.ask("batch_update_points", operations, wait=wait)
@@ -585,7 +593,7 @@ class QdrantTransport:
             records = self.ask("retrieve", ids=points, with_payload=False)
             found = {plain_id(record.id) for record in records}
             remaining = [point for point in points if point in found]
-            if len(remaining) == len(points):
+            if len(remaining) == len(points):  # the error has another cause
                 raise
             if remaining:
                 self._send(remaining, change, shard_key)

@@ -81,21 +81,22 @@ def with_offsets(
     """
     plain = [point for point in points if _is_plain(point, versioned_models)]
     stored = offsets.compute_stored(plain, versioned_models)
-    ready = {
+    # By object, because points may lack an id, or share one.
+    completed = {
         id(point): offsets.with_stored(point, each)
         for point, each in zip(plain, stored, strict=True)
     }
-    others = [point for point in points if id(point) not in ready]
-    written = [ready.get(id(point), point) for point in points]
+    others = [point for point in points if id(point) not in completed]
+    written = [completed.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
 
 
 def _is_plain(point: Any, versioned_models: Models) -> bool:
     """Return True if `point` can be written with its offsets.
 
-    It must be a structure whose vectors need no embedding. With offsets in payloads, it
-    must also have a payload: if an upsert has none, server 1.14 keeps the old payload
-    of the point.
+    The point must be a structure whose vectors need no embedding. With offsets in
+    payloads, it must also have a payload: if an upsert has none, server 1.14 keeps the
+    old payload of the point.
     """
     if type(point) is not models.PointStruct:
         return False
@@ -180,20 +181,20 @@ def _write_then_refresh(
 ) -> Operation[Any]:
     """Make the call `plain`, then write offsets. Return the answer to the call.
 
-    If the manifest is unchanged, only the points `lacking` offsets need them: the other
-    points were written with offsets. If it has changed, all points `touched` need the
-    offsets of the new version.
+    If the manifest is unchanged, only the points in `lacking` need offsets: the other
+    points were written with offsets. If the manifest has changed, all points `touched`
+    need the offsets of the new version.
 
     No point is missed, because a job writes the manifest before it reads the points.
-    The job sees every point that was written earlier. For a point written later, the
-    changed manifest is seen here.
+    The job sees every point that was written before the manifest. For a point written
+    later, the changed manifest is seen here.
     """
     try:
         result = yield plain
     except Exception as error:
         if fault_of(error) not in PASSING:
-            # Refused, not merely unanswered: other points of the batch may have been
-            # written.
+            # The server has answered with an error, but it may have written a part of
+            # the points.
             with suppress(Exception):
                 yield from _refresh(cache, cached, lacking, has_waited=True)
         raise
@@ -203,16 +204,16 @@ def _write_then_refresh(
     for _ in range(CHANGES):
         if (yield from cache.is_unchanged(name, cached)):
             break
-        now = yield from cache.lookup(name, cached)
+        behind_name = yield from cache.lookup(name, cached)
         # If the name is an alias that was moved, either collection may have the points.
-        possibly_written = {now.collection, cached.collection}
+        possibly_written = {behind_name.collection, cached.collection}
         for collection in possibly_written:
-            current = now
-            if collection != now.collection:
+            current = behind_name
+            if collection != behind_name.collection:
                 current = yield from cache.lookup(collection, cached)
             if current.state != cached.state:
                 yield from _refresh(cache, current, touched, has_waited=False)
-        cached = now
+        cached = behind_name
     return result
 
 
@@ -229,6 +230,7 @@ def _select(
     if not isinstance(points, models.Filter):
         chosen = field_of(points, "filter")
     if chosen is None:
+        # `points` lists points or ids, alone or in the body of an operation.
         listed = field_of(points, "batch") or field_of(points, "points") or points
         return plain_client.ids_of(listed), shard_key
     ids: list[PointId] = []
@@ -254,7 +256,7 @@ def _refresh(
     touched: list[Touched],
     has_waited: bool,
 ) -> Operation[None]:
-    """Compute and write the offsets of the points `touched` for their current vectors.
+    """Write the offsets of the points `touched`, computed from their current vectors.
 
     Offsets of other versions are deleted.
 
@@ -264,11 +266,11 @@ def _refresh(
         return
     names = [version.vector for version in cached.maintained]
     names += cached.augmented_vectors
+    # The unnamed vector, "", can only be read with all others.
     with_vectors = names if all(names) else True
     try:
         versioned_models = yield from cache.read_models(cached)
-        previous = cached.known.previous.values()
-        ours = cached.augmented_vectors
+        previous = cached.manifest_or_empty.previous.values()
         if not has_waited:
             # Deleting nothing waits for all writes sent before.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
@@ -287,7 +289,9 @@ def _refresh(
                 )
                 operations: list[models.UpdateOperation] = []
                 for record, each in zip(records, stored, strict=True):
-                    operations += offsets.mend(record, each, previous, ours)
+                    operations += offsets.mend(
+                        record, each, previous, cached.augmented_vectors
+                    )
                 if operations:
                     yield Call(
                         cache.raw.batch_update_points,
@@ -301,7 +305,7 @@ def _refresh(
             raise
 
 
-def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
+def _clearing_cache(name: str, *, deletes: bool = False) -> OfClient:
     """Return the operation of the method `name`, which also clears the cache.
 
     deletes: True if the method deletes the collection. Then the operation also deletes
@@ -312,17 +316,17 @@ def _forgetting(name: str, *, deletes: bool = False) -> OfClient:
         result = yield Call(getattr(cache.raw, name), **arguments)
         cache.manifests.clear()
         if deletes:
-            ours = m.metadata_collection(arguments["collection_name"])
-            info = yield from metadata.describe(cache.raw, ours)
+            metadata_name = m.metadata_collection(arguments["collection_name"])
+            info = yield from metadata.describe(cache.raw, metadata_name)
             if info is not None and metadata.is_metadata(info):
-                yield Call(cache.raw.delete_collection, ours)
+                yield Call(cache.raw.delete_collection, metadata_name)
         return result
 
     return operation
 
 
-delete_collection = _forgetting("delete_collection", deletes=True)
-recreate_collection = _forgetting("recreate_collection", deletes=True)
-create_collection = _forgetting("create_collection")
-update_collection_aliases = _forgetting("update_collection_aliases")
-delete_vector_name = _forgetting("delete_vector_name")
+delete_collection = _clearing_cache("delete_collection", deletes=True)
+recreate_collection = _clearing_cache("recreate_collection", deletes=True)
+create_collection = _clearing_cache("create_collection")
+update_collection_aliases = _clearing_cache("update_collection_aliases")
+delete_vector_name = _clearing_cache("delete_vector_name")

@@ -49,12 +49,12 @@ class CodeLists:
     def read(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return the codes `start` to `stop` - 1 of a list: uint8 [stop - start, bytes].
 
-        Unless they are packed, they are a view: writing to them changes the index.
+        Unless codes are packed, the result is a view: writing to it changes the index.
         """
         blocks = self._blocks(list_no, start, stop)
         if not self._is_packed:
             return blocks
-        codes = self._unpacked(blocks)
+        codes = self._empty_codes(blocks)
         for block, block_codes in zip(blocks, codes, strict=True):
             self._packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(block_codes))
         first = start % self._packer.nvec
@@ -71,7 +71,7 @@ class CodeLists:
             return
         # A packer writes complete blocks: keep the codes before `start` in the first.
         first = start % self._packer.nvec
-        unpacked = self._unpacked(blocks)
+        unpacked = self._empty_codes(blocks)
         rows = unpacked.reshape(-1, self._packer.code_size)
         rows[:first] = self.read(list_no, start - first, start)
         rows[first : first + len(codes)] = codes
@@ -81,7 +81,7 @@ class CodeLists:
     def _blocks(self, list_no: int, start: int, stop: int) -> np.ndarray:
         """Return a view of the blocks with the codes `start` to `stop` - 1.
 
-        They are uint8 [blocks, bytes]. Writing to them changes the index.
+        The view is uint8 [blocks, bytes]. Writing to it changes the index.
         """
         packer = self._packer
         end = -(-stop // packer.nvec)
@@ -90,10 +90,10 @@ class CodeLists:
         memory = faiss.rev_swig_ptr(self.pointer(list_no), end * packer.block_size)
         return memory.reshape(end, packer.block_size)[start // packer.nvec :]
 
-    def _unpacked(self, blocks: np.ndarray) -> np.ndarray:
+    def _empty_codes(self, blocks: np.ndarray) -> np.ndarray:
         """Return zeros with space for the codes of `blocks` [b, ...].
 
-        They are uint8 [b, codes in a block, bytes].
+        The result is uint8 [b, codes in a block, bytes].
         """
         packer = self._packer
         return np.zeros((len(blocks), packer.nvec, packer.code_size), np.uint8)

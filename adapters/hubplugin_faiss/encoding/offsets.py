@@ -19,7 +19,7 @@ STATE_BITS = 8
 """The number of bits before `MODEL_BITS` that mark the state of the quantiser."""
 
 PADDING = 1e-20
-"""The value of a component that only holds these bits: it changes no similarity."""
+"""The value of a component that only holds marks: it changes no similarity."""
 
 E = 1e-3
 """The query's extra component under inner product, unless offsets are too large.
@@ -38,7 +38,7 @@ queries within 0.005.
 
 FEWEST = 20
 """The smallest bank used to rank lists: fewer queries do not show which targets are
-near."""
+near them."""
 
 NO_COMPONENTS = np.empty((1, 0))
 
@@ -59,9 +59,9 @@ class ExtraDimensions:
         inner product    offset(t) = q.t - q.q
         Euclidean        offset(t) = (q.q - |q - t|^2) / 2
 
-    Plain Faiss also appends q to vectors that it adds. Under inner product, they get
-    the neutral offset 0. Under Euclidean distance they get the largest offset, since
-    nothing is nearer to q than q itself.
+    Plain Faiss also appends q to vectors that it adds. Under inner product, these
+    vectors get the neutral offset 0. Under Euclidean distance they get the largest
+    offset, since nothing is nearer to q than q itself.
 
     query: The extra components q, [w].
     euclidean: True for Euclidean distance, False for inner product.
@@ -90,14 +90,15 @@ class ExtraDimensions:
     ) -> np.ndarray:
         """Return the next extra component of targets with `offsets` [n]: float32 [n].
 
-        It makes up for the errors of the components before it. Each component j behind
-        it is assumed to add its reserve, q_j^2.
+        The component makes up for the errors of the earlier components. Each later
+        component j is assumed to add q_j^2 to q.t, or to |q - t|^2.
 
-        earlier: The components before it, [n, i]. By default, there are none.
+        earlier: The components before this one, [n, i]. By default, there are none.
         """
         q = self.query.astype(np.float64)
         t = earlier.astype(np.float64)
         i = t.shape[1]
+        # The part of q.q that does not belong to later components.
         neutral = (q[: i + 1] ** 2).sum()
         offsets = offsets.astype(np.float64)
         if self.euclidean:
@@ -111,7 +112,7 @@ class ExtraDimensions:
 def model_bits(fingerprint: str) -> int:
     """Return the bits that mark the model `fingerprint`.
 
-    They are 0 for "" and not 0 for any model.
+    The bits are 0 for "", and never 0 for a model.
     """
     if not fingerprint:
         return 0
@@ -151,7 +152,8 @@ class UpgradeSpec:
     def first_component(self, room: float = 1e30) -> float:
         """Return the query's first extra component.
 
-        Under inner product, it is so large that no target's component exceeds `room`.
+        Under inner product, the component is so large that no target's component
+        exceeds `room`.
         """
         if self.euclidean:
             return -float(np.sqrt(2 * self.high))
@@ -166,8 +168,8 @@ class UpgradeSpec:
         """Return `width` extra dimensions that begin with `query`.
 
         The last bits of the last component mark the model and the `state` of a
-        quantiser. They show which model belongs to an index. Since Faiss compares
-        transforms, they also keep it from merging indexes with different quantisers.
+        quantiser. These bits show which model belongs to an index. They also keep Faiss
+        from merging indexes with different quantisers, since it compares transforms.
 
         The last component should be padding. In any other component, the bits need the
         full precision, which is lost if queries are rounded: on CPUs with AVX512_SPR,
@@ -176,8 +178,8 @@ class UpgradeSpec:
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
         padded[-1] = padded[-1] or PADDING
-        named = b"".join(array.tobytes() for array in state if array is not None)
-        state_bits = zlib.crc32(named) % (1 << STATE_BITS)
+        content = b"".join(array.tobytes() for array in state if array is not None)
+        state_bits = zlib.crc32(content) % (1 << STATE_BITS)
         marks = (state_bits << MODEL_BITS) + model_bits(self.fingerprint)
         size = MODEL_BITS + STATE_BITS
         bits = padded[-1:].view(np.uint32)
@@ -210,8 +212,8 @@ def upgrade_spec(
 def bank_queries(model: OffsetModel, count: int) -> np.ndarray | None:
     """Return at most `count` queries from the bank of `model`, picked evenly.
 
-    They are not mapped, but normalised for cosine. Return None if the bank has fewer
-    than `FEWEST` queries.
+    The queries are not mapped, but normalised for cosine. Return None if the bank has
+    fewer than `FEWEST` queries.
     """
     bank = model.terms[0].bank
     if len(bank) < FEWEST:
@@ -226,8 +228,8 @@ def nearness_of(queries: np.ndarray, vectors: np.ndarray, count: int) -> float:
     """Return the mean similarity of queries to the direction of their tenth target.
 
     If two near targets have the same direction, the longer one scores higher by about
-    the nearness times the difference of the lengths. It depends on the embedding model:
-    it was 0.25 between captions and images, and 0.85 across languages.
+    the nearness times the difference of the lengths. The nearness depends on the
+    embedding model: it was 0.25 between captions and images, and 0.85 across languages.
 
     Args:
         queries: The queries, [m, d].

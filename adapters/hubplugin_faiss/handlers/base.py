@@ -146,13 +146,11 @@ class IndexHandler:
         return self.inner.plan_remove(ids, renumbered)
 
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the reconstructions of `vectors` [n, d] after `plan_append`.
-
-        They are float32 [n, d].
-        """
+        """Return `vectors` as the index will reconstruct them, once added: [n, d]."""
         return self.inner.quantise(vectors)
 
     _zero: np.ndarray | None = None
+    """The reconstruction of a zero vector, once `with_zeros` needs it: [1, d]."""
 
     def with_zeros(self, vectors: np.ndarray) -> np.ndarray:
         """Return reconstructed `vectors` [b, d] with zero vectors restored.
@@ -193,11 +191,10 @@ class IndexHandler:
         return self.inner.round_offsets(offsets, vectors, rows)
 
     @cached_property
-    def most_lost(self) -> float:
-        """The largest error that codes may cause in an offset in their range.
+    def largest_loss(self) -> float:
+        """The largest error that codes may cause in an offset within their range.
 
-        It is a tenth of the range of the stored offsets, as in
-        `OffsetCoder.require_holds`.
+        A tenth of the range of the stored offsets, as in `OffsetCoder.require_holds`.
         """
         _, offsets = self.take(pick_evenly(np.arange(self.count), SAMPLED))
         finite = offsets[np.isfinite(offsets)]
@@ -218,8 +215,8 @@ class IndexHandler:
 def handler_for(index: faiss.Index) -> IndexHandler:
     """Return the handler for `index`, or for the index behind a query map.
 
-    Targets are not mapped, so a handler ignores the query map. Raises StoreError, which
-    names the type, if no handler exists for it.
+    Targets are not mapped, so a handler ignores the query map. Raises StoreError if no
+    handler exists for the type of the index.
     """
     if not isinstance(index, faiss.Index):
         raise StoreError(
@@ -230,19 +227,19 @@ def handler_for(index: faiss.Index) -> IndexHandler:
         inner = faiss.downcast_index(inner.index)
     name = type(inner).__name__
     kind = IndexHandler.registry.get(name)
-    instead = (
+    advice = (
         "leave it as it is and search with "
         "hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors)"
     )
     if kind is None:
         raise StoreError(
-            f"{name} cannot carry offsets; {instead}; types that can, on a CPU: "
+            f"{name} cannot carry offsets; {advice}; types that can, on a CPU: "
             f"{', '.join(sorted(IndexHandler.registry))}"
         )
     if getattr(inner, "bbs", BLOCK) != BLOCK:
         raise StoreError(
             f"{name} scans blocks of {inner.bbs} codes and cannot carry offsets; only "
-            f"blocks of {BLOCK}, the default, can; {instead}"
+            f"blocks of {BLOCK}, the default, can; {advice}"
         )
     handler = kind(inner)
     handler.owner = index

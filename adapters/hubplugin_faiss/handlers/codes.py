@@ -75,19 +75,19 @@ class BaseIndexHandler(IndexHandler):
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
         """Return the codes of the entries `rows` [b], ascending: uint8 [b, bytes]."""
-        found = [self.lists.read(0, 0, 0)]  # an empty array, in case `rows` is empty
+        blocks = [self.lists.read(0, 0, 0)]  # an empty array, in case `rows` is empty
         for list_no, part in parts_by_list(self.list_nos[rows]):
             places = rows[part] - self.starts[list_no]
             first = int(places[0])
             codes = self.lists.read(list_no, first, int(places[-1]) + 1)
-            found.append(codes[places - first])
-        return np.concatenate(found)
+            blocks.append(codes[places - first])
+        return np.concatenate(blocks)
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         """Return the centroids [b, d + w] of the lists `list_nos` [b].
 
-        They are added to what codes store. If codes do not store differences, return
-        zeros [1, d + w].
+        The vector of an entry is its decoded code plus its centroid. If codes do not
+        store differences, return zeros [1, d + w].
         """
         return np.zeros((1, self.index.d), np.float32)
 
@@ -97,8 +97,8 @@ class BaseIndexHandler(IndexHandler):
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # An upgrade takes the only block of a small index several times.
-        known, decoded = self._taken
-        if not np.array_equal(known, rows):
+        taken_rows, decoded = self._taken
+        if not np.array_equal(taken_rows, rows):
             decoded = self.codec.decode(self.codes(rows))
             decoded = decoded + self.centres(self.list_nos[rows])
             self._taken = rows, decoded
@@ -118,27 +118,27 @@ class BaseIndexHandler(IndexHandler):
         Args:
             offsets: The offsets of all entries in scan order, [n].
             spec: The specification of the extra dimensions.
-            transforms: Transforms to put first. Behind them, two more append the extra
-                components to each query.
+            transforms: Transforms to put first. After them, two more transforms append
+                the extra components to each query.
         """
-        # Sample entries that cover all levels: also those with extreme offsets, and one
-        # of each list.
+        # Sample entries evenly, and add the entries with the most extreme offsets and
+        # one entry of each list.
         spread = pick_evenly(np.arange(self.count), CODEBOOK)
         extremes = [offsets.argmin(), offsets.argmax()]
         firsts = self.starts[self.sizes > 0]
-        rows = np.unique(np.concatenate([spread, extremes, firsts]))
-        list_nos = self.list_nos[rows]
+        sample = np.unique(np.concatenate([spread, extremes, firsts]))
+        list_nos = self.list_nos[sample]
 
         # Design the coder of the extra dimensions.
         centroid_offsets = self.centroid_offsets(offsets, spec.queries)
-        around = centroid_offsets[list_nos] if self.residual else None
-        coder = self.codec.design(spec, offsets[rows], around)
+        sample_bases = centroid_offsets[list_nos] if self.residual else None
+        coder = self.codec.design(spec, offsets[sample], sample_bases)
         centroid_components = coder.centres(centroid_offsets)
-        # The components [lists, w] that codes store differences from.
+        # The components [lists, w] from which codes store differences.
         bases = np.zeros_like(centroid_components)
         if self.residual:
             bases = centroid_components
-        coder.require_holds(offsets[rows], bases[list_nos], self.index)
+        coder.require_holds(offsets[sample], bases[list_nos], self.index)
 
         # Append the extra dimensions to all codes, and to all queries.
         def recode(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -215,7 +215,7 @@ class BaseIndexHandler(IndexHandler):
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         extended = vectors
         if self.extra is not None:
-            # Plain Faiss appends the query's extra components to what it adds, too.
+            # Plain Faiss appends the query's extra components to added vectors, too.
             components = np.tile(self.extra.query, (len(vectors), 1))
             extended = np.hstack([vectors, components])
         centres = self.centres(self.nearest(vectors))
@@ -234,8 +234,8 @@ class BaseIndexHandler(IndexHandler):
         list_nos = self.nearest(added.vectors)
         centres = self.centres(list_nos)
         components = self.coder.components_for(added.offsets, centres[:, self.d :])
-        held = self.coder.extra.offsets(components)
-        if np.abs(held - added.offsets).max(initial=0) > self.most_lost:
+        held_offsets = self.coder.extra.offsets(components)
+        if np.abs(held_offsets - added.offsets).max(initial=0) > self.largest_loss:
             raise StoreError(
                 f"offsets from {added.offsets.min():.4g} to {added.offsets.max():.4g} "
                 f"do not fit the codes of this {name_of(self.index)}, which were made "
@@ -285,6 +285,7 @@ class BaseIndexHandler(IndexHandler):
                 kept = np.flatnonzero(~np.isin(old_ids, removed))
                 ids_kept = old_ids[kept]
                 if renumbered:
+                    # Subtract the number of removed ids below each.
                     ids_kept = ids_kept - np.searchsorted(removed, ids_kept)
                 if len(kept) < size:
                     codes = self.lists.read(list_no, 0, size)[kept]
@@ -329,7 +330,7 @@ class GraphHandler(FlatCodesHandler):
         )
 
     def plan_append(self, added: Added) -> Changes:
-        # Adding to the raw index links new entries by their vectors alone, like the old.
+        # Adding to the raw index links the new entries by their vectors alone.
         raw = self.downgrade()
         raw.add(added.vectors)
 

@@ -20,13 +20,14 @@ from hubplugin_faiss.objects import copy_settings, name_of, pretransform
 BESTS = 1 << 23
 """The number of best scores held at once, one for each query and list.
 
-The lists of an index with many lists are ranked by fewer queries, but at least 40.
+In an index with many lists, fewer queries rank the lists, but at least 40.
 """
 
 FLOAT_QUANTIZERS = faiss.IndexFlat | faiss.IndexHNSWFlat
 """The coarse quantizers that store centroids as floats.
 
-Others are not changed: a transform in front of them drops the extra dimensions.
+Other quantizers are not changed: a transform in front of them drops the extra
+dimensions.
 """
 
 LOAD_LISTS = (
@@ -63,10 +64,11 @@ class InvertedListsHandler(BaseIndexHandler):
         super().__init__(index, extra)
         self.quantizer = faiss.downcast_index(index.quantizer)
         # Only such a quantizer stores the extra components that rank its lists.
-        self.ranked = isinstance(self.quantizer, FLOAT_QUANTIZERS)
+        self.ranks_lists = isinstance(self.quantizer, FLOAT_QUANTIZERS)
+        # IndexIVFFlat stores complete vectors, whatever `by_residual` says.
         is_float = isinstance(index, faiss.IndexIVFFlat)
         self.holds_differences = index.by_residual and not is_float
-        self.residual = self.holds_differences and self.ranked
+        self.residual = self.holds_differences and self.ranks_lists
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
         if not self.holds_differences:
@@ -97,7 +99,7 @@ class InvertedListsHandler(BaseIndexHandler):
         return new
 
     def pad(self, d: int) -> faiss.Index:
-        """Return a copy with `d` components; the additional ones are 0.
+        """Return a copy of the index with `d` components; the additional ones are 0.
 
         The index must have PQ codes of 8 bits, which get additional parts.
         """
@@ -114,9 +116,9 @@ class InvertedListsHandler(BaseIndexHandler):
     ) -> np.ndarray:
         """Return the offset of each list's centroid, which ranks its list: float32 [nlist].
 
-        All are 0 if the coarse quantizer cannot store them. Without `queries`, each is
-        the mean offset of the list's entries. Otherwise, the centroid scores like the
-        best entry of the list with its offset:
+        The result is 0 if the coarse quantizer cannot store extra components. Without
+        `queries`, it is the mean offset of the list's entries. Otherwise, the centroid
+        c_j with its offset, rank(j), scores like the best entry of the list:
 
             rank(j) = mean over queries u of
                       ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
@@ -126,37 +128,40 @@ class InvertedListsHandler(BaseIndexHandler):
         length, whatever the length of the entries.
         """
         nlist = len(self.sizes)
-        if not self.ranked:
+        if not self.ranks_lists:
             return np.zeros(nlist, np.float32)
         if queries is None:
             sums = np.bincount(self.list_nos, offsets, nlist)
             return (sums / np.maximum(self.sizes, 1)).astype(np.float32)
         queries = pick_evenly(queries, max(BESTS // nlist, 40))
-        best = np.full((len(queries), nlist), -np.inf, np.float32)
+        best_scores = np.full((len(queries), nlist), -np.inf, np.float32)
         for rows in self.row_blocks(READ):
             scores = similarities(queries, self.take(rows)[0], self.euclidean)
             scores += offsets[rows]
+            # Entries are sorted by list, so each list has one range of columns.
             list_nos, first = np.unique(self.list_nos[rows], return_index=True)
             in_block = np.fmax.reduceat(scores, first, axis=1)
-            best[:, list_nos] = np.fmax(best[:, list_nos], in_block)
+            best_scores[:, list_nos] = np.fmax(best_scores[:, list_nos], in_block)
         centres = self.quantizer.reconstruct_batch(np.arange(nlist))
-        best -= similarities(queries, centres, self.euclidean)
-        ranks = np.where(np.isfinite(best), best, 0).mean(axis=0, dtype=np.float64)
+        best_scores -= similarities(queries, centres, self.euclidean)
+        ranks = np.where(np.isfinite(best_scores), best_scores, 0).mean(
+            axis=0, dtype=np.float64
+        )
         # Shift all ranks equally, so that the mean rank over entries is the mean offset.
         excess = (ranks * self.sizes).sum() - offsets.sum(dtype=np.float64)
         ranks = np.clip(ranks - excess / self.count, offsets.min(), offsets.max())
         return np.where(self.sizes > 0, ranks, 0).astype(np.float32)
 
     def ids_of(self, added: Added) -> np.ndarray:
-        numbered = self.count + np.arange(len(added.vectors))
+        next_ids = self.count + np.arange(len(added.vectors))
         if added.ids is None:
-            if (self.labels() >= self.count).any():
+            if (self.labels() >= self.count).any():  # not numbered by Faiss
                 raise StoreError(
                     f"this {name_of(self.index)} has its own ids: pass ids= with the "
                     "vectors"
                 )
-            return numbered
-        if self._has_array and (added.ids != numbered).any():
+            return next_ids
+        if self._has_array and (added.ids != next_ids).any():
             raise StoreError(
                 f"the direct map of this {name_of(self.index)} is an array, which can "
                 "only hold the ids 0, 1, 2, ...; add without ids, or call "
@@ -219,7 +224,7 @@ def widen_quantizer(quantizer: faiss.Index, components: np.ndarray) -> faiss.Ind
 def narrow_quantizer(quantizer: faiss.Index, d: int) -> faiss.Index:
     """Undo `widen_quantizer`: return a coarse quantizer with only `d` components."""
     if not isinstance(quantizer, FLOAT_QUANTIZERS):
-        # It was widened by a transform in front of it, which drops the components.
+        # `widen_quantizer` put a transform in front of it, which drops the components.
         return faiss.clone_index(quantizer.index)
     centres = quantizer.reconstruct_batch(np.arange(quantizer.ntotal))
     return quantizer_like(quantizer, centres[:, :d])

@@ -32,7 +32,7 @@ from hubplugin_faiss.objects import (
     transforms_of,
 )
 
-SOME = 512
+STAGE_SAMPLE = 512
 """The number of entries sampled to compare two stages (`RefineHandler._sample`).
 
 In six settings, the coefficients from 256 to 2,048 entries differed by 0.01 at most.
@@ -40,7 +40,10 @@ In six settings, the coefficients from 256 to 2,048 entries differed by 0.01 at 
 
 
 class WrapperHandler(IndexHandler):
-    """Handles an index that wraps one other index."""
+    """Handles an index that wraps one other index.
+
+    inner: The handler of the wrapped index, by default from `handler_for`.
+    """
 
     def __init__(self, index: faiss.Index, inner: IndexHandler | None = None):
         super().__init__(index)
@@ -91,6 +94,7 @@ class IdMapHandler(WrapperHandler):
         return [*append, partial(set_ids, self.index, all_ids)]
 
     def plan_remove(self, ids: np.ndarray, renumbered: bool) -> Changes:
+        # In the wrapped index, the id of an entry is its place in the id map.
         is_removed = np.isin(self._ids, ids)
         rows = np.flatnonzero(is_removed)
         remove = self.inner.plan_remove(rows, renumbered=True)
@@ -137,13 +141,14 @@ def id_map_like(index: faiss.IndexIDMap, part: faiss.Index) -> faiss.Index:
 class PreTransformHandler(WrapperHandler):
     """Handles transforms in front of an inner index.
 
-    In an upgraded index, the last two transforms may append the extra dimensions of the
-    base index behind them. The handler of the base index reads these.
+    An upgrade puts two transforms right in front of a base index, which append its
+    extra dimensions. This handler leaves them to the handler of the base index.
 
     With transforms x -> A x + b, such as a PCA, an inner product index ranks by
     (A q + b).(A t + b). Up to a constant, the raw index so adds the norm bias
-    b.(A t + b) to the similarity of each target. Models are fitted without it. Its mean
-    is about 0, but it may outweigh all offsets, so an index holds offset - norm bias.
+    b.(A t + b) to the similarity of each target. Models are fitted without the norm
+    bias. Its mean is about 0, but it may outweigh all offsets, so an index holds
+    offset - norm bias. Offsets that do not come from a model are stored unchanged.
     """
 
     names = ("IndexPreTransform",)
@@ -156,7 +161,7 @@ class PreTransformHandler(WrapperHandler):
         if issubclass(kind, BaseIndexHandler):
             extra = extra_dimensions_of(chain, index.metric_type == faiss.METRIC_L2)
             if extra is not None:
-                chain = chain[:-2]
+                chain = chain[:-2]  # the last two were added by the upgrade
                 inner = kind(part, extra)
         super().__init__(index, inner)
         self._transforms = chain
@@ -180,9 +185,11 @@ class PreTransformHandler(WrapperHandler):
         return pretransform(transforms, self.inner.upgrade(offsets, spec))
 
     def downgrade(self) -> faiss.Index:
+        # The transforms that an upgrade added come last.
         transforms = copy_transforms(self.index)[: len(self._transforms)]
         inner = self.inner.downgrade()
         if not transforms and isinstance(self.inner, BaseIndexHandler):
+            # Only the upgrade has wrapped this base index.
             return inner
         return pretransform(transforms, inner)
 
@@ -209,12 +216,14 @@ class PreTransformHandler(WrapperHandler):
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
-        """The b of transforms x -> A x + b under inner product: float64 [d].
+        """The b of the transforms x -> A x + b together: float64 [d].
 
-        It is None under L2, if b is 0, or if a later transform normalises vectors.
+        None under L2, if b is 0, or if a later transform normalises vectors.
         """
-        later = self._transforms[1:]
-        normalises = any(isinstance(t, faiss.NormalizationTransform) for t in later)
+        later_transforms = self._transforms[1:]
+        normalises = any(
+            isinstance(t, faiss.NormalizationTransform) for t in later_transforms
+        )
         if self.euclidean or normalises:
             return None
         shift = self._transform(np.zeros((1, self.index.d)))[0].astype(np.float64)
@@ -225,7 +234,7 @@ class PreTransformHandler(WrapperHandler):
     def _norm_bias(self, inner: np.ndarray) -> np.ndarray | float:
         """Return the norm bias [b] of transformed vectors `inner` [b, d].
 
-        It is 0 if the offsets do not come from a model: they are stored unchanged.
+        Return 0 if there is none, or if the offsets do not come from a model.
         """
         if self._shift is None or self.holds_offsets_of(""):
             return 0.0
@@ -261,7 +270,8 @@ def extra_dimensions_of(
 ) -> ExtraDimensions | None:
     """Return the extra dimensions that the last two transforms of a chain append.
 
-    Return None unless these two only append constants and change nothing else.
+    Return None unless these two only append constants and change nothing else: the
+    first appends zeros, which have a source below 0, and the second subtracts its mean.
     """
     match chain:
         case [
@@ -272,8 +282,10 @@ def extra_dimensions_of(
             d = remap.d_in
             source = faiss.vector_to_array(remap.map)
             mean = faiss.vector_to_array(centring.mean)
-            keeps = np.array_equal(source[:d], np.arange(d)) and not mean[:d].any()
-            if keeps and len(source) > d and (source[d:] < 0).all():
+            keeps_vector = (
+                np.array_equal(source[:d], np.arange(d)) and not mean[:d].any()
+            )
+            if keeps_vector and len(source) > d and (source[d:] < 0).all():
                 return ExtraDimensions(-mean[d:], euclidean)
     return None
 
@@ -283,18 +295,18 @@ class RefineHandler(WrapperHandler):
 
     Entries are in the order of the second stage, which is the order of ids.
 
-    The codes of the base stage shrink similarities, by `slope`, and change lengths. Let
-    o be the offset of a target that the base stage decodes as t and the second stage as
-    u. The base index holds the offset
+    The codes of the base stage change lengths, and multiply similarities by a factor,
+    the shrinkage (see `slope`). Let o be the offset of a target that the base stage
+    decodes as t and the second stage as u. The base index holds the offset
 
-        slope^2 o - nearness (|t| - slope |u|)
-                  + (|t|^2 - slope |u|^2) / 2      (the last term with L2 only)
+        shrinkage^2 o - nearness (|t| - shrinkage |u|)
+                      + (|t|^2 - shrinkage |u|^2) / 2      (the last term with L2 only)
 
-    The factor of o is slope^2 because the codes shrink the difference between correct
-    and other answers by more than the slope. In six settings (text to code twice,
-    packages, commands, languages, images), it was compared with the best factor, from a
-    regression of the refined scores on decoded similarity and offset: R@1 was within
-    0.2 points. With factor 1, a coarse base stage loses up to 3 points of R@10.
+    The factor of o is shrinkage^2 because the codes shrink the difference between
+    correct and other answers by more than the shrinkage. In six settings (text to code
+    twice, packages, commands, languages, images), it was compared with the best factor,
+    from a regression of the refined scores on decoded similarity and offset: R@1 was
+    within 0.2 points. With factor 1, a coarse base stage loses up to 3 points of R@10.
     """
 
     names = ("IndexRefine", "IndexRefineFlat")
@@ -307,24 +319,24 @@ class RefineHandler(WrapperHandler):
 
     def upgrade(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         base_vectors, _, refined_vectors, _ = self._sample()
-        shrunk = slope(refined_vectors, base_vectors)
+        shrinkage = slope(refined_vectors, base_vectors)
         nearness = 0.0
         if spec.queries is not None:
             nearness = nearness_of(spec.queries, base_vectors, len(offsets))
         ids = self._base.labels()
         refined_lengths = lengths_in(self.inner)[ids]
-        longer, cost = self._excess(lengths_in(self._base), refined_lengths, shrunk)
-        base_offsets = shrunk**2 * offsets[ids] - nearness * longer + cost
+        excess, cost = self._excess(lengths_in(self._base), refined_lengths, shrinkage)
+        base_offsets = shrinkage**2 * offsets[ids] - nearness * excess + cost
         base_offsets = base_offsets.astype(np.float32)
         # A constant changes no ranking, but would waste part of the range of codes.
         base_offsets -= np.float32(base_offsets.mean(dtype=np.float64))
         base = self._base.upgrade(base_offsets, spec.cover(base_offsets))
-        return self._of(base, self.inner.upgrade(offsets, spec))
+        return self._with_stages(base, self.inner.upgrade(offsets, spec))
 
     def downgrade(self) -> faiss.Index:
-        return self._of(self._base.downgrade(), self.inner.downgrade())
+        return self._with_stages(self._base.downgrade(), self.inner.downgrade())
 
-    def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
+    def _with_stages(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
         """Return an index like this one that owns the stages `base` and `second`."""
         new = faiss.IndexRefine(base, second)
         new.own_fields = True
@@ -354,45 +366,48 @@ class RefineHandler(WrapperHandler):
     def _base_offsets(self, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return base offsets [n] for new `vectors` [n, d] with `offsets` [n].
 
-        In the upgrade, each base offset minus its cost was a linear function of the
-        refined offset and of the excess length in the base stage. The coefficients are
+        In the upgrade, each base offset minus its cost (see `_excess`) was a linear
+        function of the refined offset and of the excess length. The coefficients are
         recovered by least squares from a sample, then applied to the new entries.
         """
         base_vectors, base_offsets, refined_vectors, refined_offsets = self._sample()
         if not len(base_vectors):
             return offsets
-        shrunk = slope(refined_vectors, base_vectors)
-        longer, cost = self._excess(
+        shrinkage = slope(refined_vectors, base_vectors)
+        excess, cost = self._excess(
             np.linalg.norm(base_vectors, axis=1),
             np.linalg.norm(refined_vectors, axis=1),
-            shrunk,
+            shrinkage,
         )
-        known = np.stack([refined_offsets, longer, np.ones(len(longer))], axis=1)
-        coefficients = np.linalg.lstsq(known, base_offsets - cost, rcond=1e-6)[0]
-        longer, cost = self._excess(
+        sampled = np.stack([refined_offsets, excess, np.ones(len(excess))], axis=1)
+        coefficients = np.linalg.lstsq(sampled, base_offsets - cost, rcond=1e-6)[0]
+        excess, cost = self._excess(
             np.linalg.norm(self._base.quantise(vectors), axis=1),
             np.linalg.norm(self.inner.quantise(vectors), axis=1),
-            shrunk,
+            shrinkage,
         )
-        new = np.stack([offsets, longer, np.ones(len(longer))], axis=1)
-        return (new @ coefficients + cost).astype(np.float32)
+        added = np.stack([offsets, excess, np.ones(len(excess))], axis=1)
+        return (added @ coefficients + cost).astype(np.float32)
 
     def _excess(
-        self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrunk: float
+        self, base_lengths: np.ndarray, refined_lengths: np.ndarray, shrinkage: float
     ) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return the excess lengths [n] of vectors in the base stage, and their cost.
+        """Return the excess lengths [n] of base vectors t, and their cost.
 
-        The cost is the loss of similarity under L2, [n], or 0 under inner product.
+        The excess is over the shrunk length of the refined vector u:
+        |t| - shrinkage |u|. Under L2, the similarity to a query is q.t - |t|^2 / 2. The
+        cost is the excess of the last term, (|t|^2 - shrinkage |u|^2) / 2. Under inner
+        product, there is no such term, and the cost is 0.
 
         Args:
-            base_lengths, refined_lengths: The lengths of the vectors that the two
-                stages decode, [n].
-            shrunk: The factor by which the base stage shrinks similarities.
+            base_lengths, refined_lengths: The lengths |t| and |u| of the vectors that
+                the two stages decode, [n].
+            shrinkage: The factor by which the base stage multiplies similarities.
         """
-        longer = base_lengths - shrunk * refined_lengths
+        excess = base_lengths - shrinkage * refined_lengths
         if not self.euclidean:
-            return longer, 0.0
-        return longer, (base_lengths**2 - shrunk * refined_lengths**2) / 2
+            return excess, 0.0
+        return excess, (base_lengths**2 - shrinkage * refined_lengths**2) / 2
 
     def _sample(self) -> list[np.ndarray]:
         """Sample base vectors, base offsets, refined vectors and refined offsets.
@@ -400,15 +415,15 @@ class RefineHandler(WrapperHandler):
         Entries with a vector that is not finite are omitted. The offsets are NaN if the
         index is not upgraded.
         """
-        rows = pick_evenly(np.arange(self.count), SOME)
+        rows = pick_evenly(np.arange(self.count), STAGE_SAMPLE)
         # The second stage stores entries in the order of ids, the base stage may not.
         ids, places = np.unique(self._base.labels()[rows], return_inverse=True)
         base_vectors, base_offsets = self._base.take(rows)
         refined_vectors, refined_offsets = self.inner.take(ids)
         refined_vectors = refined_vectors[places]
         refined_offsets = refined_offsets[places]
-        both = np.hstack([base_vectors, refined_vectors])
-        finite = np.isfinite(both).all(axis=1)
+        vectors = np.hstack([base_vectors, refined_vectors])
+        finite = np.isfinite(vectors).all(axis=1)
         parts = (base_vectors, base_offsets, refined_vectors, refined_offsets)
         return [part[finite] for part in parts]
 
@@ -422,7 +437,7 @@ def lengths_in(stage: IndexHandler) -> np.ndarray:
 def slope(x: np.ndarray, y: np.ndarray) -> float:
     """Return the slope of a regression of `y` [n, d] on `x` [n, d], both centred.
 
-    It is 1 if `x` does not vary.
+    Return 1 if `x` does not vary.
     """
     x = x - x.mean(axis=0, dtype=np.float64)
     y = y - y.mean(axis=0, dtype=np.float64)
