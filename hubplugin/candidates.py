@@ -166,7 +166,9 @@ class CandidateStore(ManifestStore[CandidateVersion]):
 
     @abstractmethod
     def make_place(self, name: str, mark: str) -> Any:
-        """Create a place with a mark, or replace a correction's mark, in one step.
+        """Create a place with a mark, in one step.
+
+        If a correction has created the place before, its mark is replaced.
 
         Args:
             name: The name of the place.

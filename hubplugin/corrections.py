@@ -351,10 +351,10 @@ class ManifestStore(Store, Generic[V]):
     def start_version(self, model: OffsetModel) -> tuple[V, Found]:
         """Return the version of `model` that `begin` writes, and its state before.
 
-        An active version of `model` stays unchanged, and this run amends its offsets.
-        This run takes over a half-written version of `model`, and the run that was
-        writing that version stops. Without either, this run begins a new version, and
-        first deletes a half-written version of another model to save space.
+        If `model` is active, its version is kept, and this run only amends its offsets.
+        If `model` is half-written, this run takes its version over, and the run that
+        was writing that version stops. Otherwise, this run begins a new version. To save
+        space, it first deletes retired versions and a half-written one of another model.
         """
         with self.changing():
             manifest = self.read_manifest()
@@ -365,7 +365,7 @@ class ManifestStore(Store, Generic[V]):
                     manifest = self.clear()
                 manifest, version = self._store_new_version(manifest, model)
             if found != "active":
-                # Another run that writes this version finds that it owns it no more.
+                # A run that is writing this version will find that it has a new owner.
                 version = version.replace(owner=uuid.uuid4().hex)
                 self.write_manifest(manifest.begin(version))
             self.make_room(version)
@@ -389,6 +389,7 @@ class ManifestStore(Store, Generic[V]):
         if version.word not in {other.word for other in manifest.retired}:
             self.delete_model(version)  # no manifest names it any more
             raise self.overtaken()
+        # The new version is no longer listed as retired. Nothing is deleted.
         return manifest.clear([version]), version
 
     def require_owner(self, version: V) -> Manifest[V]:

@@ -345,8 +345,9 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
     """Join the surveys of all shards."""
     surveys = [part.survey for part in parts]
     firsts = _first_rows(parts)
-    # Rows of the whole gallery, [shards, q].
-    nearest = np.stack([survey.nearest for survey in surveys]) + np.c_[firsts[:-1]]
+    # Rows of the whole gallery, [shards, q]: add each shard's first row to its own rows.
+    starts = np.array(firsts[:-1])[:, None]
+    nearest = np.stack([survey.nearest for survey in surveys]) + starts
     # The shard that has each query's nearest target, [q].
     best_shard = np.stack([survey.largest[:, 0] for survey in surveys]).argmax(axis=0)
     largest = np.concatenate([survey.largest for survey in surveys], axis=1)

@@ -315,16 +315,16 @@ def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side
 
 
 def look_like_wrong_clicks(asked: Side, all_queries: Side) -> bool:
-    """Return True if other wordings find their target far less often than all queries.
+    """Return True if a raw search finds reworded queries' targets far too seldom.
 
-    Far less is a raw R@1 below `AS_OFTEN` times that of all queries, and lower by more
-    than two standard errors.
+    "Far too seldom" means an R@1 below `AS_OFTEN` times that of all queries, and lower
+    by more than two standard errors.
 
     Args:
-        asked: R@1 of other wordings, see `Trial`.
+        asked: R@1 of queries that are other wordings of logged ones, see `Trial`.
         all_queries: R@1 of all held-out queries.
     """
-    recall = all_queries.before
+    recall = all_queries.before  # of the raw search
     error = math.sqrt(recall * (1 - recall) / asked.queries)
     return asked.before < min(AS_OFTEN * recall, recall - 2 * error)
 

@@ -358,7 +358,8 @@ AXIS = 5
 def points(change: Figure) -> str:
     """Return a change of a share, in points, with its 95 % interval."""
     ends = (change.value, change.low, change.high)
-    value, low, high = (f"{100 * end + 0.0:+.1f}" for end in ends)  # -0.0 becomes 0.0
+    # Adding 0.0 turns -0.0 into 0.0.
+    value, low, high = (f"{round(100 * end, 1) + 0.0:+.1f}" for end in ends)
     return f"{value} ({low} to {high})"
 
 
@@ -395,7 +396,9 @@ def compare(measures: Measures) -> list[Row]:
 def list_hubs(
     hubs: Sequence[Hub], k: int, never: Sequence[str] = (), field: str | None = None
 ) -> Section:
-    """Return the section of the targets that most queries find in any of the searches.
+    """Return the section of the targets that the largest numbers of queries find.
+
+    The order is by the search that finds a target most often.
 
     Args:
         hubs: The targets.
@@ -404,14 +407,14 @@ def list_hubs(
         field: The field that has the names of targets.
     """
     shown = sorted(hubs, key=lambda hub: hub.largest, reverse=True)[:NAMED]
-    columns: Sequence[str] = ()
+    columns = [*shown[0].found_by] if shown else []
     rows = []
     for hub in shown:
-        columns = [*hub.found_by]
         bars = []
         for count in hub.found_by.values():
             bars.append(Bar(f"{count:,}", count / shown[0].largest))
-        rows.append(Row((hub.name, *bars), None, [*map(str, hub.misled)], hub.title))
+        misled = [*map(str, hub.misled)]
+        rows.append(Row((hub.name, *bars), more=misled, image=hub.title))
     note = f"Queries that have the target among their first {k}."
     if any(hub.misled for hub in shown):
         note += (

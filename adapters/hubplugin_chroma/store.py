@@ -42,7 +42,7 @@ BATCH = 500
 UNREACHED = 1_000_000_000
 """A number of records that the collections of a correction never reach.
 
-As their `sync_threshold`, it keeps Chroma from ever writing an index. Offsets need no
+As Chroma's threshold for writing an index, it keeps it from ever writing one. Offsets need no
 index, and a kill during that write would make the collection unreadable.
 """
 

@@ -185,6 +185,7 @@ def add(
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
         require_made_by(model, handler)
+        # Offsets belong to the vectors as the index stores them.
         quantised = handler.quantise(block)
         if model.metric is Metric.COSINE:
             require_unit(block, added.name)

@@ -207,7 +207,8 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
     """Choose how widely corrected searches look.
 
     Searches by the index must reach `AGREEMENT` times the recall of the raw index.
-    Exact searches must find every result, however much the index misses.
+    Exact searches get a separate, larger number of candidates, `exact_oversampling`, so
+    that they find every result even if the index misses some.
 
     Args:
         version: The version that was written.
@@ -234,19 +235,22 @@ def calibrate(version: QdrantVersion, points: int, searches: Searches) -> Qdrant
         if points <= min(FEW_POINTS, limit):
             # All points become candidates, so no result can be missed.
             return versions[-1]
-    # Exact results are read beyond the end of a page, to see which of them are tied.
-    search_raw = partial(searches.search_raw, 2 * SMALLEST_PAGE, exact)
-    raw_recall = Truth(search_raw).recall(searches.search_raw(), least_recall=1.0)
+    # The truth holds two pages, to see which results are tied at the end of the first.
+    read_truth = partial(searches.search_raw, limit=2 * SMALLEST_PAGE, exact=exact)
+    found_by_index = searches.search_raw()
+    raw_recall = Truth(read_truth).recall(found_by_index, least_recall=1.0)
     least_recall = AGREEMENT * raw_recall
-    widest, truth = _find_truth(versions[-1], searches)
+    complete, truth = _find_truth(versions[-1], searches)
     chosen = _choose(versions, least_recall, truth, searches)
+    # Once settled, the truth is not read again by `_choose`. If another client has
+    # written since then, the recalls above are too low: choose again.
     if truth.is_settled and truth.read_again():
-        # Another client began to write after the results had settled.
         chosen = _choose(versions, least_recall, truth, searches)
     if exact:
         chosen = chosen.replace(raw_recall=raw_recall)
         if version.storage == "payload":
-            chosen = chosen.replace(exact_oversampling=widest.oversampling)
+            # With this oversampling, `_find_truth` found every result.
+            chosen = chosen.replace(exact_oversampling=complete.oversampling)
     return chosen
 
 

@@ -404,24 +404,28 @@ def as_distance(similarity: float) -> float:
 def _by_raw_score(
     node: Node, prefetches: list[models.Prefetch], results: int, version: QdrantVersion
 ) -> tuple[list[models.Prefetch], float]:
-    """Return a prefetch of the raw query of `node`, and the factor for its scores.
+    """Return a prefetch of candidates by raw score, and the factor for their scores.
 
     The prefetch fetches enough candidates to contain the first `results` corrected
-    results. A query vector is mapped if `version` has a query map.
+    results. If `version` has a query map, the query vector of `node` is mapped. Under
+    cosine, the factor is then the length of the mapped vector, by which the server
+    divides.
     """
     params = node.params or _SEARCH_PARAMS
     codes = params.quantization
     ignores_codes = codes is not None and codes.ignore is True
-    limit = version.candidates(results, params.exact is True or ignores_codes)
+    # Without codes, a search finds nearly as much as an exact one.
+    is_exact = params.exact is True or ignores_codes
+    limit = version.candidates(results, exact=is_exact)
     if prefetches:
         limit = _raise_limit(prefetches, limit, version)
     query = node.query
-    length = 1.0
+    factor = 1.0
     if version.mapped:
         asked = nearest(query)
         refuse_embedded(asked)
         if isinstance(asked, list):
-            query, length = map_query(asked, version)
+            query, factor = map_query(asked, version)
     candidates = models.Prefetch.model_construct(
         prefetch=prefetches or None,
         query=query,
@@ -431,7 +435,7 @@ def _by_raw_score(
         limit=limit,
         lookup_from=node.lookup_from,
     )
-    return [candidates], length
+    return [candidates], factor
 
 
 def _raise_limit(

@@ -595,6 +595,7 @@ class QdrantWriting(Writing):
         """Wait for all writes under way, then yield every point in the range."""
         self._transport.wait()
         manifest = self._unless_overtaken(self.store.require_owner)
+        # What the manifest will not list any more need not be read.
         final = self._final_manifest(cast(QdrantManifest, manifest))
         self._reader = PointReader(self._schema, final, self.version)
         yield from self._reader.read(self._between)

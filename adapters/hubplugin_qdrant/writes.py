@@ -45,10 +45,10 @@ Touched: TypeAlias = tuple[list[PointId], ShardKey]
 
 
 def _write_points(name: str) -> OfClient:
-    """Return the operation of the method `name`, which writes points.
+    """Return the operation of the client's method `name`, which writes points.
 
-    Plain structures in a list are written with their offsets. Other points get their
-    offsets afterwards.
+    Points whose offsets can be computed at once (see `_can_take_offsets`) are written
+    with their offsets. All other points get their offsets in a second write.
     """
 
     def write_points(
@@ -57,7 +57,7 @@ def _write_points(name: str) -> OfClient:
         points = arguments["points"]
         shard_key = arguments.get("shard_key_selector")
         ids = plain_client.ids_of(points)
-        lacking = ids
+        lacking = ids  # the ids of the points that are written without offsets
         if isinstance(points, list):
             versioned_models = yield from cache.read_models(cached)
             points, lacking = yield Computing(with_offsets, points, versioned_models)
@@ -75,23 +75,23 @@ def _write_points(name: str) -> OfClient:
 def with_offsets(
     points: list[Any], versioned_models: Models
 ) -> tuple[list[Any], list[PointId]]:
-    """Add offsets to the plain structures in `points`.
+    """Return `points` with offsets where possible, and the ids of those without.
 
-    Returns all points, and the ids of the points without offsets.
+    Offsets can be added to the points that `_can_take_offsets` accepts.
     """
-    plain = [point for point in points if _is_plain(point, versioned_models)]
-    stored = offsets.compute_stored(plain, versioned_models)
-    # By object, because points may lack an id, or share one.
+    usable = [point for point in points if _can_take_offsets(point, versioned_models)]
+    computed = offsets.compute_stored(usable, versioned_models)
+    # The keys are identities of objects: points may lack an id of their own, or share one.
     completed = {
         id(point): offsets.with_stored(point, each)
-        for point, each in zip(plain, stored, strict=True)
+        for point, each in zip(usable, computed, strict=True)
     }
     others = [point for point in points if id(point) not in completed]
     written = [completed.get(id(point), point) for point in points]
     return written, plain_client.ids_of(others)
 
 
-def _is_plain(point: Any, versioned_models: Models) -> bool:
+def _can_take_offsets(point: Any, versioned_models: Models) -> bool:
     """Return True if `point` can be written with its offsets.
 
     The point must be a structure whose vectors need no embedding. With offsets in
@@ -260,7 +260,7 @@ def _refresh(
 
     Offsets of other versions are deleted.
 
-    has_waited: True if all writes sent before are done.
+    has_waited: True if all earlier writes are done, so that their points can be read.
     """
     if not any(ids for ids, _ in touched):
         return
@@ -272,7 +272,7 @@ def _refresh(
         versioned_models = yield from cache.read_models(cached)
         previous = cached.manifest_or_empty.previous.values()
         if not has_waited:
-            # Deleting nothing waits for all writes sent before.
+            # To delete nothing, with wait=True, takes until all earlier writes are done.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
             for ids in chunks(dict.fromkeys(points), AT_ONCE):
@@ -284,11 +284,11 @@ def _refresh(
                     with_vectors=with_vectors,
                     shard_key_selector=shard_key,
                 )
-                stored = yield Computing(
+                expected = yield Computing(
                     offsets.compute_stored, records, versioned_models
                 )
                 operations: list[models.UpdateOperation] = []
-                for record, each in zip(records, stored, strict=True):
+                for record, each in zip(records, expected, strict=True):
                     operations += offsets.mend(
                         record, each, previous, cached.augmented_vectors
                     )

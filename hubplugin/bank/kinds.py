@@ -447,13 +447,13 @@ def typical_similarity(
     compute: Compute,
     rng: np.random.Generator,
 ) -> float:
-    """Return how near queries come to their nearest targets, on a scale of the gallery.
+    """Return how near queries come to their nearest targets, relative to the gallery.
 
     0 is as near as random directions come, and 1 is as near as targets come to each
-    other. Queries and targets are each centred on their mean, and copies are left out.
-    Return 1 if nothing can be told: either targets are hardly nearer to each other than
-    random directions are, or random directions come near because there are few
-    dimensions.
+    other. Queries and targets are each centred on their mean, and copies are ignored.
+    Return 1 if this scale means nothing: either targets are hardly nearer to each other
+    than random directions are to them, or random directions are near, too, because
+    there are few dimensions.
 
     Args:
         queries, targets: The queries [m, d] and the targets [n, d].
@@ -465,7 +465,7 @@ def typical_similarity(
     random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
     def mean_cosine(vectors: np.ndarray) -> float:
-        """Return the mean cosine of vectors to their nearest targets but copies."""
+        """Return the mean cosine of vectors to their nearest targets, ignoring copies."""
         similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 

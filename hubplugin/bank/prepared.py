@@ -54,20 +54,20 @@ SPACINGS = 10
 
 
 def spacing_ratio(largest: np.ndarray) -> float:
-    """Return how far the nearest target stands out, as a ratio of gaps.
+    """Return how far the nearest target stands out from the next ones: a ratio of gaps.
 
-    The ratio is about 1 or less if the answers are elsewhere, and above 1 in a log. Let
-    s_1 >= s_2 >= ... be the similarities of one query. The weighted gaps j (s_j -
+    If the gallery holds the answers to the queries, as for a query log, each answer
+    stands out, and the ratio is mostly above 1. Otherwise, it is about 1 or less.
+    Measured values (benchmarks/settings.py) are 0.95 to 3.5 for logs, and 0.60 to 0.95
+    for banks whose answers are elsewhere, on text and code, text and images, and across
+    languages.
+
+    Let s_1 >= s_2 >= ... be the similarities of one query. The weighted gaps j (s_j -
     s_j+1) have the same mean for all j if the upper tail of the similarities is
     exponential (Renyi's representation of order statistics). If the tail is shorter,
     the mean is smaller for small j. The ratio divides the mean first gap by the mean of
-    the other gaps, both over all queries, so it depends on neither scale nor metric. An
-    answer makes the first gap larger. The ratio is 1 for fewer than 3 targets, or if
-    all other gaps are 0.
-
-    Measured values (benchmarks/settings.py) are 0.60 to 0.95 for banks whose answers
-    are elsewhere and 0.95 to 3.5 for logs, on text and code, text and images, and
-    across languages.
+    the other gaps, both over all queries, so it depends on neither scale nor metric. It
+    is 1 for fewer than 3 targets, or if all other gaps are 0.
 
     Args:
         largest: The `SPACINGS` + 1 largest similarities of each query, in descending

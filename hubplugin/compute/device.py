@@ -121,23 +121,24 @@ class Compute:
                 return CPU_MEMORY
             free, _ = card_bytes(device)
             return max(int(SHARE_OF_CARD * free), SMALLEST_MEMORY)
-        memory = Parameter("memory", self.memory)
+        parameter = Parameter("memory", self.memory)
         size = self.memory
         if not isinstance(size, int):
             size = parse_bytes(size)
         if size < SMALLEST_MEMORY:
             raise InputError(
-                memory,
+                parameter,
                 f": expected {SMALLEST_MEMORY:,} or more, as bytes or as '512MiB' or "
                 "'2GiB'",
             )
-        if size > CPU_MEMORY:  # less fits, and asking for the device imports torch
+        # A smaller amount fits on any GPU: skip the check, which imports torch.
+        if size > CPU_MEMORY:
             device = self.torch_device()
             if device is not None and device.type == "cuda":
                 _, total = card_bytes(device)
                 if size > total:
                     raise InputError(
-                        memory,
+                        parameter,
                         f" is more than the GPU has; expected {total >> 30}GiB or less",
                     )
         return size

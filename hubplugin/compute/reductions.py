@@ -130,7 +130,7 @@ def reduce(
     last = reductions[-1]
     if isinstance(last, LogSum):
         is_plain_sum = len(reductions) == 1 and thresholds is None
-        if is_plain_sum and similarities.is_unit and not library.is_on_cpu:
+        if is_plain_sum and similarities.may_use_halves and not library.is_on_cpu:
             fused = fuse_log_sum(similarities, targets, last)
             if fused is not None:
                 return [fused]
@@ -257,11 +257,13 @@ def nearest_targets(
     best_row = library.to_device(np.zeros(similarities.m, np.int64))
     products = similarities.make_room(sum(targets.rows for targets in columns))
     out = None
+    bound = 0.0
     first = 0
     for targets in columns:
         if products is not None:
             out = products[first : first + targets.rows]
         for tile in similarities.tiles(targets, "answers of the bank", out=out):
+            bound = max(bound, tile.bound)
             tile_best = xp.astype(xp.max(tile.s, axis=0), library.accumulator)
             # A new row wins only if it beats the best so far by more than the slack, so
             # the first of near-equal targets keeps its place.
@@ -272,7 +274,10 @@ def nearest_targets(
             best_row = xp.where(is_nearer, tile_rows, best_row)
             best = xp.maximum(best, tile_best)
         first += targets.rows
-    similarities.products = products
+    # Products that were computed in float64 are not kept.
+    if bound <= similarities.largest_float32:
+        similarities.products = products
+    similarities.products_bound = bound
     return to_host(best).astype(np.float64), to_host(best_row)
 
 

@@ -90,9 +90,10 @@ class Similarities:
         one fits in the cache.
     squares: |b_u|^2 [m]; for Euclidean distance, b_u is taken from the bank's mean.
     longest: The largest |b_u|: 1 by cosine, unless a query map changed the lengths.
-    is_unit: True if products may be computed in halves.
+    may_use_halves: True if products may be computed in half precision.
     keeps_products: True if the next search for answers is to keep its products.
-    products: These products [n, m], float32; None if memory had no room for them.
+    products: These products [n, m], float32; None if they were not kept.
+    products_bound: A bound that none of them exceeds.
     """
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
@@ -109,7 +110,8 @@ class Similarities:
             tile_bytes = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
             block_rows = BLOCK_ROWS
         self.tile_rows = min(max(tile_bytes // (self.m * 4), 1), BLOCK_ROWS)
-        # Every block but the last consists of whole tiles.
+        # Targets are read in blocks, and a block is compared tile by tile: round down to
+        # whole tiles, but at least one.
         self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
         self._shifted = bank
@@ -122,17 +124,18 @@ class Similarities:
         self.longest = math.sqrt(self.squares.max())
         self._banks: dict[Any, Array] = {}  # the shifted bank on the device, by dtype
         self._bias = self.library.to_device(-self.squares / 2)
-        # The largest product to compute in float32.
+        # Larger products are computed in float64, if the device has it.
         if not self.library.has_float64:
-            self._largest_float32 = math.inf
+            self.largest_float32 = math.inf
         elif compute.precision == "auto":
-            self._largest_float32 = FLOAT32_SIMILARITY
+            self.largest_float32 = FLOAT32_SIMILARITY
         else:
-            self._largest_float32 = 0.0
+            self.largest_float32 = 0.0
         has_unit_length = metric is Metric.COSINE and self.longest <= UNIT
-        self.is_unit = has_unit_length and compute.precision == "auto"
+        self.may_use_halves = has_unit_length and compute.precision == "auto"
         self.keeps_products = False
         self.products: Array = None
+        self.products_bound = 0.0
 
     def make_room(self, count: int) -> Array:
         """Return memory for the products with `count` targets: float32 [count, m].
@@ -140,7 +143,7 @@ class Similarities:
         Return None if the products are not to be kept, or if there is too little memory.
         """
         has_room = 4 * count * self.m <= KEPT_SHARE * self.compute.bytes()
-        if not (self.keeps_products and self.is_unit and has_room):
+        if not (self.keeps_products and self.largest_float32 and has_room):
             return None
         return self.library.empty((count, self.m), self.library.xp.float32)
 
@@ -162,7 +165,7 @@ class Similarities:
         is_euclidean = self.metric is Metric.EUCLIDEAN
         height = min(self.tile_rows, targets.rows)
         halves = None
-        if self.is_unit and library.multiplies_halves:
+        if self.may_use_halves and library.multiplies_halves:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
         tile_memory: dict[Any, Array] = {}
         for start, block in self.blocks(targets, self._block_rows):
@@ -170,7 +173,7 @@ class Similarities:
             if self.metric is not Metric.COSINE:
                 bound, squares = self._measure(block)
             dtype = xp.float32
-            if bound > self._largest_float32:
+            if bound > self.largest_float32:
                 dtype = xp.float64
             if dtype not in self._banks:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
@@ -209,7 +212,7 @@ class Similarities:
             rows = slice(start, min(start + self.tile_rows, len(products)))
             s = products[rows]
             s *= scale
-            yield Tile(rows, s, self.longest * abs(scale))
+            yield Tile(rows, s, self.products_bound * abs(scale))
 
     def _measure(self, block: Array) -> tuple[float, Array]:
         """Return a bound of |b_u.t| for the targets of a block, and each |t|^2 [b].

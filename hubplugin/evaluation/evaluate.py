@@ -160,14 +160,14 @@ def results_of(ranked: Ranked, task: Task) -> Results:
 
 
 def _first_right(ranked: Ranked, corrected: Ranking) -> np.ndarray:
-    """Return the true target that comes first in a search for each query [q].
+    """Return a true target that comes first for each query [q], in either search.
 
-    The searches are the raw search and `corrected`; if both find a true target first,
-    the target of the raw search counts. A query without such a target gets NOT_FOUND.
+    It comes from the raw search if possible, otherwise from `corrected`. If neither
+    finds a true target first, it is NOT_FOUND.
     """
     raw = ranked.rankings[0]
     right = np.full(len(raw.nearest), NOT_FOUND)
-    for ranking in (corrected, raw):
+    for ranking in (corrected, raw):  # the raw search comes last, and overwrites
         rows = ranked.judged[ranking.best <= 1]
         right[rows] = ranking.nearest[rows, 0]
     return right
@@ -192,8 +192,9 @@ def _measure(ranking: Ranking, ranked: Ranked, task: Task) -> MethodResult:
     nearest = ranking.nearest
     occurrence = count_found(nearest, len(ranked.ids))
     recall = {}
-    for k in [k for k in (1, 5, 10) if k < task.k] + [task.k]:
-        recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
+    for k in (1, 5, 10, task.k):
+        if k <= task.k:
+            recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
     figures: dict[str, Any] = {}
     if ranking.ranks is not None:
         figures = {

@@ -255,7 +255,7 @@ def _count_hubs(
 def with_hubness(
     model: OffsetModel, bank: PreparedBank, right: Side | None = None
 ) -> OffsetModel:
-    """Search the gallery, and return `model` with the hubness that `inspect` compares.
+    """Return `model` with the hubness of the gallery, for `inspect` to compare later.
 
     The model is returned unchanged if there are too few queries or targets to count.
 
@@ -275,11 +275,11 @@ def with_hubness(
     if right is not None:
         forecast = [right.before, right.after, *astuple(right.change)]
     hubness = HubnessAtFit(
-        len(queries),
-        skewness(raw),
-        skewness(corrected),
-        skewness_by_chance(len(queries), OCCURRENCE, count),
-        float(corrected.max() / len(queries)),
-        forecast,
+        queries=len(queries),
+        raw=skewness(raw),
+        corrected=skewness(corrected),
+        chance=skewness_by_chance(len(queries), OCCURRENCE, count),
+        largest=float(corrected.max() / len(queries)),
+        right=forecast,
     )
     return replace(model, hubness_at_fit=hubness)

@@ -171,7 +171,8 @@ class Codec:
     ) -> OffsetCoder:
         """Return the coder for the offsets of a spec.
 
-        In this class, one extra dimension of float32 holds an offset without loss.
+        In this class, one extra dimension of float32 holds an offset without loss,
+        whatever the sample.
 
         Args:
             spec: The requirements of the upgrade, with the range of offsets.

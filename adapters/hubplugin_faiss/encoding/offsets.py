@@ -200,9 +200,9 @@ def upgrade_spec(
     ends = [offsets.min(), offsets.max()]
     if model is not None:
         fingerprint = model.fingerprint
-        queries = bank_queries(model, QUERIES)
-        if queries is not None:
-            queries = model.queries(queries)
+        sample = bank_queries(model, QUERIES)
+        if sample is not None:
+            queries = model.queries(sample)  # with the query map, if there is one
         if model.gallery is not None:
             ends += [model.gallery.smallest, model.gallery.largest]
     spec = UpgradeSpec(0.0, 0.0, euclidean, fingerprint, queries)

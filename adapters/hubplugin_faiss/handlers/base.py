@@ -192,9 +192,9 @@ class IndexHandler:
 
     @cached_property
     def largest_loss(self) -> float:
-        """The largest error that codes may cause in an offset within their range.
+        """The largest error of a decoded offset that counts as rounding by the codes.
 
-        A tenth of the range of the stored offsets, as in `OffsetCoder.require_holds`.
+        It is a tenth of the range of the stored offsets, estimated from a sample.
         """
         _, offsets = self.take(pick_evenly(np.arange(self.count), SAMPLED))
         finite = offsets[np.isfinite(offsets)]

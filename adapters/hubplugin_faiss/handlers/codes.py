@@ -215,7 +215,8 @@ class BaseIndexHandler(IndexHandler):
     def quantise(self, vectors: np.ndarray) -> np.ndarray:
         extended = vectors
         if self.extra is not None:
-            # Plain Faiss appends the query's extra components to added vectors, too.
+            # The codec takes extended vectors. The values of their extra components do
+            # not matter here, since they are cut off: take those that Faiss appends.
             components = np.tile(self.extra.query, (len(vectors), 1))
             extended = np.hstack([vectors, components])
         centres = self.centres(self.nearest(vectors))

@@ -63,11 +63,12 @@ class InvertedListsHandler(BaseIndexHandler):
             )
         super().__init__(index, extra)
         self.quantizer = faiss.downcast_index(index.quantizer)
-        # Only such a quantizer stores the extra components that rank its lists.
+        # Only a quantizer of floats can store the extra components, which rank the lists.
         self.ranks_lists = isinstance(self.quantizer, FLOAT_QUANTIZERS)
         # IndexIVFFlat stores complete vectors, whatever `by_residual` says.
         is_float = isinstance(index, faiss.IndexIVFFlat)
         self.holds_differences = index.by_residual and not is_float
+        # True if codes hold differences in the extra dimensions, too.
         self.residual = self.holds_differences and self.ranks_lists
 
     def centres(self, list_nos: np.ndarray) -> np.ndarray:
