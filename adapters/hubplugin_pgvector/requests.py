@@ -208,12 +208,14 @@ def explain(
         k: The number of results.
         is_mapped: True if `query` went through a query map.
     """
-    hint = "there is none (index=none), so this is the exact form"
+    heading = "-- by the index: there is none (index=none), so this is the exact form"
     if order.components:
         query_text = "the query"
         if table.metric is Metric.COSINE:
             query_text = "the query divided by its length"
-        hint = f"the vector is {query_text}, then {order.components[0]:g}"
+        heading = (
+            f"-- by the index: the vector is {query_text}, then {order.components[0]:g}"
+        )
 
     def select(by: OrderBy) -> str:
         """Return the statement ordered `by`, with its parameter filled in."""
@@ -224,7 +226,7 @@ def explain(
 
     ordered = order.by(query)
     lines = [
-        f"-- by the index: {hint}",
+        heading,
         select(ordered),
         "-- exact: no index is used, so this is best if a filter leaves few rows",
         select(exact.by(query)),

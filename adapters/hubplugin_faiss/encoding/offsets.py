@@ -150,10 +150,12 @@ class UpgradeSpec:
         )
 
     def first_component(self, room: float = 1e30) -> float:
-        """Return the query's first extra component.
+        """Return the query's first extra component, q.
 
-        Under inner product, the component is so large that no target's component
-        exceeds `room`.
+        Under Euclidean distance, a target can encode offsets up to q^2 / 2. Since q is
+        negative, its component is 0 for the neutral offset. Under inner product, a
+        target stores about offset / q. There, q is at least `E`, and so large that no
+        target's component exceeds `room`.
         """
         if self.euclidean:
             return -float(np.sqrt(2 * self.high))
