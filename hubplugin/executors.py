@@ -345,9 +345,8 @@ def _join_surveys(parts: Sequence[_Summary]) -> Survey:
     """Join the surveys of all shards."""
     surveys = [part.survey for part in parts]
     firsts = _first_rows(parts)
-    # Rows of the whole gallery, [shards, q]: add each shard's first row to its own rows.
-    starts = np.array(firsts[:-1])[:, None]
-    nearest = np.stack([survey.nearest for survey in surveys]) + starts
+    # Rows of the whole gallery, [shards, q]: `np.c_` makes a column of the first rows.
+    nearest = np.stack([survey.nearest for survey in surveys]) + np.c_[firsts[:-1]]
     # The shard that has each query's nearest target, [q].
     best_shard = np.stack([survey.largest[:, 0] for survey in surveys]).argmax(axis=0)
     largest = np.concatenate([survey.largest for survey in surveys], axis=1)

@@ -415,8 +415,7 @@ def _by_raw_score(
     codes = params.quantization
     ignores_codes = codes is not None and codes.ignore is True
     # Without codes, a search finds nearly as much as an exact one.
-    is_exact = params.exact is True or ignores_codes
-    limit = version.candidates(results, exact=is_exact)
+    limit = version.candidates(results, params.exact is True or ignores_codes)
     if prefetches:
         limit = _raise_limit(prefetches, limit, version)
     query = node.query

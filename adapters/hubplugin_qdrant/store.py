@@ -365,8 +365,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         if found == "nothing":  # the version is new
             for notice in self._cost_notices():
                 logger.warning("%s: %s", self.url, notice)
-        limit = self.transport.strict.max_query_limit
-        version = version.replace(max_candidates=limit)
+        version = version.replace(max_candidates=self.transport.strict.max_query_limit)
         return QdrantWriting(self, version, found, model, earlier, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:

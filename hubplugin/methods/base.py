@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import Self
 
 from hubplugin.bank import PreparedBank
 from hubplugin.model import OffsetModel, Setting, Term
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What a fit does with the answers of bank queries, see `Method`."""
-
-Configuration = TypeVar("Configuration", bound="Method")
 
 _AS_PUBLISHED = (("answers", "kept"), ("sample", "auto"))
 """Values that `Method.parameters` leaves out."""
@@ -60,7 +59,7 @@ class Method(BaseModel, ABC):
             if (key, value) not in _AS_PUBLISHED
         }
 
-    def resolve(self: Configuration, bank: PreparedBank) -> Configuration:
+    def resolve(self, bank: PreparedBank) -> Self:
         """Return this method with all parameters that depend on bank and gallery."""
         parameters = self.resolve_parameters(bank)
         if self.answers == "auto":
