@@ -461,8 +461,9 @@ class QdrantStore(ManifestStore[QdrantVersion]):
         seconds = schema.write_factor * self.transport.seconds_to_read()
         return [
             f"writing {points:,} points takes about {seconds:,.0f} s, estimated from "
-            "the time to read them, and the server rebuilds their graph; meanwhile all "
-            "searches are slower (docs/qdrant.md, On a live service)"
+            "the time to read them, and rebuilding their graph takes longer (two cores "
+            "rebuild 500 to 1,000 points a second); meanwhile all searches are slower "
+            "(docs/qdrant.md, On a live service)"
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
