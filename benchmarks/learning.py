@@ -453,7 +453,7 @@ def by_forecast(made: list[Forecast]) -> str:
             cells = [f"{inside:.1%}", f"{100 * np.mean(too_bright):+.2f}"]
             half = f"±{50 * np.mean(width):.1f}"
             lines.append([kind, str(len(group)), *cells, half])
-    head = ["kind of data", "forecasts", "inside", "too bright by", "mean interval"]
+    head = ["kind of data", "forecasts", "inside", "too high by", "mean interval"]
     return markdown(head, lines)
 
 
