@@ -30,11 +30,7 @@ class FieldNames:
     """A function from ids to the values of a `field` of these targets in `store`.
 
     If `field` is None, it becomes the first of `NAME_FIELDS` that some target has.
-    InputError is raised if none of the targets asked for has a given field. Once some
-    target has had the field, all others may lack it.
     """
-
-    has_occurred = False
 
     def __init__(self, store: Store, field: str | None = None):
         self.store = store
@@ -45,13 +41,6 @@ class FieldNames:
         fields = {name for target in targets for name in target}
         if self.field is None:
             self.field = next((name for name in NAME_FIELDS if name in fields), None)
-        elif self.field not in fields and not self.has_occurred:
-            raise InputError(
-                f"{self.store.url}: no target has a field {self.field!r}; there are "
-                f"{', '.join(sorted(fields)) or 'none'}; pass another, or a file, as ",
-                Parameter("show"),
-            )
-        self.has_occurred |= self.field in fields
         return [target.get(self.field or "") for target in targets]
 
 
@@ -64,11 +53,22 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
         source: The store or vectors.
         show: A field of a store, a file for `read_names`, or a function. By default, a
             field of the store that is plainly a title or a text.
+
+    Raises:
+        InputError: The store has no such field, or the file cannot be read.
     """
     if callable(show):
         return show
     is_file = show is not None and (Path(show).is_file() or show.endswith(NAME_FILES))
     if isinstance(source, Store) and not is_file:
+        if show is not None:
+            fields = source.fields()
+            if show not in fields:
+                raise InputError(
+                    f"{source.url}: its targets have no field {show!r}; there are "
+                    f"{', '.join(fields) or 'none'}; pass another, or a file, as ",
+                    Parameter("show"),
+                )
         return FieldNames(source, show)
     if show is None:
         return None
