@@ -351,10 +351,11 @@ class ManifestStore(Store, Generic[V]):
     def start_version(self, model: OffsetModel) -> tuple[V, Found]:
         """Return the version of `model` that `begin` writes, and its state before.
 
-        If `model` is active, its version is kept, and this run only amends its offsets.
-        If `model` is half-written, this run takes its version over, and the run that
-        was writing that version stops. Otherwise, this run begins a new version. To save
-        space, it first deletes retired versions and a half-written one of another model.
+        If `model` is active, its version is kept, and this run only amends the offsets.
+        If `model` is half-written, this run takes over its version, and the run that
+        was writing that version stops. Otherwise, this run begins a new version. First,
+        to save space, it deletes retired versions and a half-written one of another
+        model.
         """
         with self.changing():
             manifest = self.read_manifest()

@@ -139,9 +139,9 @@ def read_learn(
 ) -> bool | Bank:
     """Return `learn` as False, True or a bank of pairs.
 
-    Raises InputError for any other value. Unless `learn` is False, also raises InputError
-    for arguments that learning does not support: another method, the Euclidean metric,
-    no gallery, or an executor.
+    Raises InputError for any other value. Unless `learn` is False, it is also raised for
+    arguments that learning does not support: another method, the Euclidean metric, no
+    gallery, or an executor.
     """
     if not isinstance(learn, (bool, Bank)):
         got = type(learn).__name__

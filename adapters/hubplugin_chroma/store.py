@@ -42,8 +42,9 @@ BATCH = 500
 UNREACHED = 1_000_000_000
 """A number of records that the collections of a correction never reach.
 
-As Chroma's threshold for writing an index, it keeps it from ever writing one. Offsets need no
-index, and a kill during that write would make the collection unreadable.
+Used as Chroma's threshold for writing an index, it means that no index is ever
+written. Offsets need none, and a kill during that write would make the collection
+unreadable.
 """
 
 COLUMNS = ("ids", "distances", "embeddings", "documents", "uris", "metadatas")

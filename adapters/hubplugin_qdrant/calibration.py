@@ -61,12 +61,14 @@ unknown to five fits, 2 to 11 needed more candidates than the calibration querie
 5 needed twice as many, and none needed four times as many."""
 
 MOST_ATTEMPTS = 4
-"""How often a width is chosen, if the recall of the raw index rises meanwhile."""
+"""The most times that a width is chosen. Each choice takes 10 to 20 s, in which the
+server goes on completing its graph."""
 
 RISE = 0.01
-"""The rise of the raw index's recall from which a width is chosen again. In a collection
-of 100,000 points, a raw search found 0.85 of the exact results until the last segments
-were merged, and then 0.998."""
+"""The rise of the raw index's recall above which a width is chosen again.
+
+In a collection of 100,000 points, a raw search found 0.85 of the exact results until
+the last segments were merged, and then 0.998."""
 
 DEFAULT_EF = 100
 """The hnsw_ef that a server uses by default."""

@@ -81,7 +81,7 @@ def with_offsets(
     """
     usable = [point for point in points if _can_take_offsets(point, versioned_models)]
     computed = offsets.compute_stored(usable, versioned_models)
-    # The keys are identities of objects: points may lack an id of their own, or share one.
+    # The keys are identities of objects, since points may lack an id or share one.
     completed = {
         id(point): offsets.with_stored(point, each)
         for point, each in zip(usable, computed, strict=True)
@@ -272,7 +272,7 @@ def _refresh(
         versioned_models = yield from cache.read_models(cached)
         previous = cached.manifest_or_empty.previous.values()
         if not has_waited:
-            # To delete nothing, with wait=True, takes until all earlier writes are done.
+            # Deleting nothing, with wait=True, ends once all earlier writes are done.
             yield Call(cache.raw.delete, cached.collection, nothing(), wait=True)
         for points, shard_key in touched:
             for ids in chunks(dict.fromkeys(points), AT_ONCE):

@@ -465,7 +465,7 @@ def typical_similarity(
     random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
 
     def mean_cosine(vectors: np.ndarray) -> float:
-        """Return the mean cosine of vectors to their nearest targets, ignoring copies."""
+        """Return the mean cosine of vectors to their nearest targets except copies."""
         similarities = compare(vectors, gallery, Metric.DOT, compute)
         return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
 

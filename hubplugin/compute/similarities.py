@@ -110,8 +110,8 @@ class Similarities:
             tile_bytes = int(compute.bytes() * TILE_SHARE) // TILE_COPIES
             block_rows = BLOCK_ROWS
         self.tile_rows = min(max(tile_bytes // (self.m * 4), 1), BLOCK_ROWS)
-        # Targets are read in blocks, and a block is compared tile by tile: round down to
-        # whole tiles, but at least one.
+        # Targets are read in blocks, and each block is compared tile by tile: round a
+        # block down to whole tiles, but at least one.
         self._block_rows = max(block_rows // self.tile_rows, 1) * self.tile_rows
         self._origin: Any = None
         self._shifted = bank

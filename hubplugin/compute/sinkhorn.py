@@ -204,8 +204,8 @@ class Kernel:
     def _change(self, log_alpha: np.ndarray) -> np.ndarray | None:
         """Return the change of log alpha since K was kept: float64 [m].
 
-        Return None if K is not kept, or if log alpha has changed too unevenly to reuse K.
-        An even change only rescales K.
+        Return None if K is not kept, or if log alpha has changed too unevenly to reuse
+        it. An even change only rescales K.
         """
         change = log_alpha - self._kept_log_alpha
         if np.ptp(change) <= self._safe_change:  # False if the change is NaN

@@ -192,7 +192,7 @@ def _measure(ranking: Ranking, ranked: Ranked, task: Task) -> MethodResult:
     nearest = ranking.nearest
     occurrence = count_found(nearest, len(ranked.ids))
     recall = {}
-    for k in (1, 5, 10, task.k):
+    for k in sorted({1, 5, 10, task.k}):
         if k <= task.k:
             recall[k] = interval((ranking.best <= k).astype(np.float64), seed)
     figures: dict[str, Any] = {}

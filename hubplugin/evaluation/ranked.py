@@ -432,8 +432,8 @@ class Arrays:
                 # The true target ties with itself, and is not counted.
                 equal[pair] = (row >= own - tie).sum() - greater[pair] - 1
             if is_plan:
-                # Nearly all scores of a plan are 0. Break these ties at random, or targets
-                # in low rows would win them all. The noise is far below any other score.
+                # Nearly all scores of a plan are 0. Break these ties at random, or the
+                # first rows would win them all. The noise is far below any other score.
                 smallest = s[s > 0].min()
                 s = s + rng.random(s.shape) * smallest * 1e-3
             nearest[rows] = topk(s, self.task.k)[1]

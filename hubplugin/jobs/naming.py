@@ -55,7 +55,8 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
             field of the store that is plainly a title or a text.
 
     Raises:
-        InputError: The store has no such field, or the file cannot be read.
+        InputError: The file cannot be read, or `fields` of the store lacks the field.
+            In a store without a schema, that lists the fields of the first targets.
     """
     if callable(show):
         return show
@@ -65,8 +66,8 @@ def names_of(source: object, show: str | Naming | None = None) -> Naming | None:
             fields = source.fields()
             if show not in fields:
                 raise InputError(
-                    f"{source.url}: its targets have no field {show!r}; there are "
-                    f"{', '.join(fields) or 'none'}; pass another, or a file, as ",
+                    f"{source.url}: its first targets have no field {show!r}; there "
+                    f"are {', '.join(fields) or 'none'}; pass another, or a file, as ",
                     Parameter("show"),
                 )
         return FieldNames(source, show)

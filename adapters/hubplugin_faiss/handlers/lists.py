@@ -63,7 +63,7 @@ class InvertedListsHandler(BaseIndexHandler):
             )
         super().__init__(index, extra)
         self.quantizer = faiss.downcast_index(index.quantizer)
-        # Only a quantizer of floats can store the extra components, which rank the lists.
+        # Only a quantizer of floats can store the extra components that rank its lists.
         self.ranks_lists = isinstance(self.quantizer, FLOAT_QUANTIZERS)
         # IndexIVFFlat stores complete vectors, whatever `by_residual` says.
         is_float = isinstance(index, faiss.IndexIVFFlat)
