@@ -108,12 +108,7 @@ class Trial(Figures):
         """True if hubness, or R@1 in `right` or `asked`, changes beyond chance."""
         # A sign is 0 if the change may be chance.
         signs = [side.change.sign for side in (self.right, self.asked) if side]
-        return any([self.hubness, *signs])
-
-    @property
-    def hubness(self) -> int:
-        """1 if hubness rises beyond chance, -1 if it falls, else 0."""
-        return self.rise.sign
+        return any([self.rise.sign, *signs])
 
     @property
     def rise(self) -> Figure:
@@ -140,7 +135,7 @@ class Trial(Figures):
         if not self.measurable:
             return "be applied, but its effect cannot be measured"
         changes = {1: "raise hubness", 0: "leave hubness as it is", -1: "lower hubness"}
-        hubness = changes[self.hubness]
+        hubness = changes[self.rise.sign]
         if self.right is None:
             unknown = "whether it would help is not known without answers (--answers)"
             return f"{hubness}; {unknown}"
@@ -231,12 +226,12 @@ def judge_by(
         margins = measure(candidates, bank, sample, seed)
     else:
         margins = cross_validate(candidates, bank, folds_of(bank, seed), sample)
+    bank_profile = bank_profile or profile_of(bank, seed, sample)
     asked = None
-    if _is_answered(bank, sample):
+    if bank_profile.answered:
         # Resolve the method here: a fold would resolve it on few queries and targets.
         tried = learned or fitted_by(method.resolve(bank))
         asked = try_paraphrases(bank, tried, seed)
-    bank_profile = bank_profile or profile_of(bank, seed, sample)
     trial = Trial.of(
         margins,
         1,
@@ -271,24 +266,15 @@ def profile_of(
     rng = np.random.default_rng(seed)
     rows = rng.permutation(bank.distinct)[: fit_rows(bank)]
     targets = rng.permutation(sample)
-    answered = _is_answered(bank, sample)
+    answered = bank.clicks is not None  # clicks name targets of the gallery
+    if bank.pairs is not None:
+        # Pairs name rows of the target bank. Estimate their share in the gallery from
+        # their share in the sample. `with_rows` appends the answers that it lacks.
+        _, places = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
+        in_sample = float((places < len(sample)).mean())
+        # The sample has `len(sample)` of the `bank.count` targets of the gallery.
+        answered = in_sample * bank.count / len(sample) > 0.5
     return profile(bank, bank.query_bank[rows], targets, answered, rng)
-
-
-def _is_answered(bank: PreparedBank, sample: np.ndarray) -> bool:
-    """Return True if most answers are known to be in the gallery.
-
-    Clicks name targets of the gallery. Pairs name rows of the target bank, so their
-    share in the gallery is estimated from their share in a `sample` of the gallery.
-    """
-    if bank.pairs is None:
-        return bank.clicks is not None
-    _, places = with_rows(sample, answers_of(bank, bank.pairs[bank.distinct]))
-    # `with_rows` appends the answers that the sample lacks.
-    in_sample = float((places < len(sample)).mean())
-    # The sample has `len(sample)` of the `bank.count` targets of the gallery.
-    in_gallery = in_sample * bank.count / len(sample)
-    return in_gallery > 0.5
 
 
 def try_paraphrases(bank: PreparedBank, tried: Candidate, seed: int = 0) -> Side | None:

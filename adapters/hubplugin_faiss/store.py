@@ -200,7 +200,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
 
     def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
-        self._write_file("manifest.json", manifest.model_dump_json().encode())
+        content = manifest.model_dump_json().encode()
+        with self._new_file("manifest.json", len(content)) as file:
+            file.write(content)
 
     def delete_manifest(self) -> None:
         self._delete_file("manifest.json")
@@ -226,7 +228,9 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
 
     def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
-        self._write_file(f"{version.number}.model", model.to_bytes())
+        content = model.to_bytes()
+        with self._new_file(f"{version.number}.model", len(content)) as file:
+            file.write(content)
 
     def delete_model(self, version: FaissVersion) -> None:
         self._delete_file(f"{version.number}.model")
@@ -256,11 +260,6 @@ class FaissStore(ManifestStore[FaissVersion]):
             return b""
         with as_store_error(path, doing="read"), open_own(path) as file:
             return file.read()
-
-    def _write_file(self, name: str, content: bytes) -> None:
-        """Write a file in the folder, in one step."""
-        with self._new_file(name, len(content)) as file:
-            file.write(content)
 
     @contextlib.contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:

@@ -136,7 +136,7 @@ class BankProfile:
     one_sided, near: See `_one_sided` and `typical_similarity`.
     between: The share of the variance of the similarities that lies between queries.
     clustered: The correlation, over targets, of being found by the bank with the share
-        of neighbours that are found, measured if `agreement` is low.
+        of neighbours that are found. 0 unless `agreement` is below `AGREEMENT`.
     agreement: The correlation, over targets, of the nearness of the bank with the
         nearness of the gallery itself.
     known: True if answers are known; documents may then be used as queries.
@@ -175,26 +175,16 @@ class BankProfile:
         # Queries that find their targets lie among them, without being documents.
         limit = COPIES if self.near >= NEARER else OWN_SHARE
         lies_far = self.near < AS_NEAR and not self.answers_stand_out
-        other_subjects = self.like_documents and lies_far
+        other_subjects = self.one_sided < ONE_SIDED and lies_far
         if (self.own_share < limit or other_subjects) and not self.known:
             return "documents"
         # In these cases a corner is no objection, see `answered` and `OVERLAP`.
         may_find_a_corner = self.answered or self.own_share >= OVERLAP
-        if self.finds_a_corner and not may_find_a_corner:
+        if self.clustered > CLUSTERED and not may_find_a_corner:
             return "elsewhere"
         if self.answered or self.answers_stand_out:
             return "log"
         return "clean or log" if self.answered is None else "clean"
-
-    @property
-    def like_documents(self) -> bool:
-        """True if the bank cannot be told from documents, whatever their subjects."""
-        return self.one_sided < ONE_SIDED
-
-    @property
-    def finds_a_corner(self) -> bool:
-        """True if the bank finds targets that lie together, but not the usual hubs."""
-        return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
     def answers_stand_out(self) -> bool:
@@ -216,7 +206,7 @@ class BankProfile:
         """
         if self.objection or not self.told:
             return None
-        if self.like_documents and not self.known:
+        if self.one_sided < ONE_SIDED and not self.known:
             return (
                 "nobody can tell whether this bank helps or harms: only "
                 f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets, "
@@ -224,7 +214,7 @@ class BankProfile:
                 "and more). Such banks changed R@1 by -3 to +1 points on text: pass the "
                 "answers of fifty queries or more (--answers)"
             )
-        if not self.finds_a_corner:
+        if self.clustered <= CLUSTERED:
             return None
         return (
             "the targets that the bank finds lie close together "
@@ -302,7 +292,7 @@ def profile(
     distinct = len(bank.distinct)
     known = bank.known_answers is not None
     if min(len(queries), len(targets)) < FEWEST:
-        return BankProfile(distinct, known=known, told=False)
+        return BankProfile(distinct, known=known, answered=answered or None, told=False)
     metric = bank.metric
     compute = bank.compute
     queries = _unit(queries[:MOST_SEARCHED], metric)
@@ -461,26 +451,21 @@ def typical_similarity(
         compute: Device and memory.
         rng: The generator of the random directions.
     """
-    gallery = _about_mean(targets, metric)
-    random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
-
-    def mean_cosine(vectors: np.ndarray) -> float:
-        """Return the mean cosine of vectors to their nearest targets except copies."""
-        similarities = compare(vectors, gallery, Metric.DOT, compute)
-        return float(np.where(similarities > COPY, -1, similarities).max(axis=1).mean())
-
-    chance = mean_cosine(_of_length(random, 1.0))
-    between_targets = mean_cosine(gallery)
+    directions = [rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)]
+    for vectors in (targets, queries):
+        scaled = _unit(vectors, metric)
+        directions.append((scaled - scaled.mean(axis=0))[:MOST_SEARCHED])
+    directions = [_of_length(part, 1.0) for part in directions]
+    # The mean cosine of each part to its nearest targets, without copies.
+    means = []
+    for part in directions:
+        cosines = compare(part, directions[1], Metric.DOT, compute)
+        nearest = np.where(cosines > COPY, -1, cosines).max(axis=1)
+        means.append(float(nearest.mean()))
+    chance, between_targets, near = means
     if chance > 0.5 or between_targets - chance < LEAST_ORDER * (1 - chance):
         return 1.0
-    near = mean_cosine(_about_mean(queries, metric))
     return (near - chance) / (between_targets - chance)
-
-
-def _about_mean(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return the directions of up to `MOST_SEARCHED` vectors from the mean of all."""
-    vectors = _unit(vectors, metric)
-    return _of_length(vectors - vectors.mean(axis=0), 1.0)[:MOST_SEARCHED]
 
 
 def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:

@@ -368,7 +368,8 @@ class Job:
         store = self.store
         model = fit.model
         # Before writing, since that replaces the active correction.
-        drops_map = model.query_map is None and _has_map(store)
+        old = store.correction()
+        had_map = old is not None and old.active and old.model.query_map is not None
         if self.dry_run:
             applied = preview(store, model, bank.compute, store.plan())
         else:
@@ -379,20 +380,12 @@ class Job:
             notes = [*small_bank(len(bank.distinct)), *notes]
         if fit.lesson is not None:
             notes += fit.lesson.notes
-        if drops_map:
+        if had_map and model.query_map is None:
             notes.append(
                 "the previous correction had a query map, and this one has none: "
                 "rollback returns to it"
             )
         return replace(applied, trial=fit.trial, notes=notes)
-
-
-def _has_map(store: Store) -> bool:
-    """Return True if the active correction of `store` has a query map."""
-    correction = store.correction()
-    if correction is None or not correction.active:
-        return False
-    return correction.model.query_map is not None
 
 
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:
