@@ -92,7 +92,7 @@ class Trial(Figures):
     asked: R@1 of other wordings of queries for the targets of a log. None if the
         answers are not known, or if few targets are asked for more than once.
     objections: The reasons to refuse the correction.
-    notes: Remarks that are not reasons to refuse it.
+    notes: Remarks that are not reasons for refusal.
     """
 
     raw: Figures

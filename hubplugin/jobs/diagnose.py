@@ -70,7 +70,7 @@ TARGETS = 2_000
 
 @dataclass(frozen=True)
 class Chance:
-    """Figures of hubness to expect if queries found targets at random."""
+    """The figures of hubness to expect if queries found targets at random."""
 
     skewness: float
     most_found: float
@@ -94,7 +94,7 @@ class Diagnosis(Result):
     hubness: The hubness of the raw search, over all targets and queries.
     most_found: The share of all result places taken by the 1 % of targets found most
         often.
-    chance: The same figures as expected by chance.
+    chance: The same figures, as expected by chance.
     hubs: The targets found most often, and the number of queries that find each among
         their k nearest: raw, and corrected by a fit on the same queries.
     anti_hubs: Some targets that no query finds.
