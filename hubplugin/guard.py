@@ -89,10 +89,10 @@ class Trial(Figures):
     raw: The figures without a correction.
     noise: The standard error of the change in skewness.
     bank: The profile of the bank.
-    asked: R@1 of other wordings for targets of a log. None if the answers are not
-        known, or if few targets are asked for again.
+    asked: R@1 of other wordings of queries for the targets of a log. None if the
+        answers are not known, or if few targets are asked for more than once.
     objections: The reasons to refuse the correction.
-    notes: Remarks that are no reason to refuse it.
+    notes: Remarks that are not reasons for refusal.
     """
 
     raw: Figures

@@ -416,8 +416,8 @@ class LearnedMap:
 
     model: The model. It has a query map unless held-out answers gain nothing from one.
     map_fit: The chosen fit.
-    asked: R@1 of the raw search and with offsets and map, for held-out paraphrases of
-        targets that other queries taught. None if there are few.
+    asked: R@1 of the raw search, and with offsets and map, for held-out queries whose
+        targets were taught by other queries. None if there are few.
     other: The same for held-out pairs whose targets were not taught.
     unasked: True if the held-out pairs are not queries that people asked, but titles,
         for example.

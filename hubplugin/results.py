@@ -67,11 +67,11 @@ class Hub:
     """A target that too many queries find.
 
     id: The id in a store, or the row.
-    name: The name, with the id behind it if there is one.
+    name: The name, followed by the id if there is one.
     found_by: The number of queries that find the target in each search: "raw", and
         "corrected" or the label of a method.
-    misled: Some of the queries for which the target wrongly comes first, each with what
-        comes first after the correction.
+    misled: Some of the queries for which the target wrongly comes first, each with the
+        target that comes first after the correction.
     """
 
     id: int | str

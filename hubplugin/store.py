@@ -74,9 +74,9 @@ class Correction:
     """The correction in a store.
 
     model: The model.
-    active: True if searches use it already.
-    made: The time at which its writing began, such as 2026-03-01T12:00:00+00:00; None
-        if unknown.
+    active: True if searches already use it.
+    made: The time at which a run began to write it, such as 2026-03-01T12:00:00+00:00;
+        None if unknown.
     """
 
     model: OffsetModel

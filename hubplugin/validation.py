@@ -476,7 +476,8 @@ def _measure_gold(scores: np.ndarray, gold: np.ndarray) -> list[np.ndarray]:
 class Figures:
     """The figures of a correction on held-out queries.
 
-    method, parameters: The fitted method; "none" without a correction.
+    method: The fitted method; "none" without a correction.
+    parameters: The parameters of the method.
     queries: The number of held-out queries.
     skewness: The skewness of the k-occurrence.
     largest: The share of the queries that find the worst hub.

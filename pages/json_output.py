@@ -18,14 +18,13 @@ from hubplugin.results import Result
 START = """# JSON
 
 With `--json`, a command prints one line of JSON. It has the fields of the command's result, and two more: `command` is
-the name of the command, and `version` the version of this format. The version is raised if a name changes its meaning
-or is removed; new names may be added at any time. Errors and warnings go to stderr as text. `--json` does not change
-the [exit status](cli.md). In Python, results have the same fields, and `as_json()` gives the same
-JSON.
+the name of the command, and `version` is the version of this format. The version is raised if a field changes its
+meaning or is removed; new fields may be added at any time. Errors and warnings go to stderr as text. `--json` does not
+change the [exit status](cli.md). In Python, results have the same fields, and `as_json()` returns the same JSON.
 
     hubplugin evaluate photos.npy --queries q.npy --bank bank.npy --json | jq .best
 
-None is written as null. Undefined numbers are also null, such as the skewness if nothing was found.
+None is written as null. Undefined numbers, such as the skewness if nothing was found, are also null.
 """
 
 MEANING = re.compile(r"(?:^|(?<=[.]))\s*\b([a-z_]\w*(?:, [a-z_]\w*)*): ")

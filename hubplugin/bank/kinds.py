@@ -129,22 +129,24 @@ class BankProfile:
     """The measurements on samples of a bank and its gallery.
 
     distinct: The number of distinct bank queries.
-    spacing: The `spacing_ratio` in the gallery; 1 if the target bank holds the answers.
+    spacing: The `spacing_ratio` in the gallery; 1 if the target bank contains the
+        answers.
     own_share: The `own_share` of bank and gallery.
     target_share: The `own_share` of target bank and gallery, measured if the bank's is
         low.
     one_sided, near: See `_one_sided` and `typical_similarity`.
     between: The share of the variance of the similarities that lies between queries.
-    clustered: The correlation, over targets, of being found by the bank with the share
-        of neighbours that are found. 0 unless `agreement` is below `AGREEMENT`.
-    agreement: The correlation, over targets, of the nearness of the bank with the
-        nearness of the gallery itself.
+    clustered: The correlation, over targets, between being found by the bank and the
+        share of neighbours that are found. 0 unless `agreement` is below `AGREEMENT`.
+    agreement: The correlation, over targets, between nearness to the bank and nearness
+        to the gallery itself.
     known: True if answers are known; documents may then be used as queries.
     answered: True if the answers are in the gallery according to clicks or pairs, False
-        if the target bank holds them, None if nothing is known. If True, a bank may
-        look as if it came from elsewhere: a trial on held-out queries then shows
+        if the target bank contains them, None if nothing is known. If True, a bank may
+        look as if it came from elsewhere; a trial on held-out queries then shows
         whether it does harm.
-    told: False for a bank whose kind cannot be told because it is too small.
+    told: False if the kind of the bank cannot be determined because the bank is too
+        small.
     """
 
     distinct: int

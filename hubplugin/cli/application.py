@@ -100,7 +100,7 @@ class Commands(TyperGroup):
 STORE = (
     "STORE is a URL: faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
     "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Add options after a ?, and put "
-    "the URL in quotes. 'faiss:FILE?metric=cosine': the inner-product index holds unit vectors. "
+    "the URL in quotes. 'faiss:FILE?metric=cosine': the inner-product index contains unit vectors. "
     "'qdrant://...?using=VECTOR&storage=payload': which vector to correct, and where to store offsets (payload or "
     "vector). '...?grpc=6334': the port for gRPC, which is faster. '...?record=FOLDER': the folder in which a client "
     "records queries."

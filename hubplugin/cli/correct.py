@@ -42,7 +42,7 @@ def apply(
         bool,
         typer.Option(
             "--learn",
-            help="Also learn a map of the query from known answers (docs/learning.md).",
+            help="Also learn a query map from known answers (docs/learning.md).",
         ),
     ] = False,
     pairs_from: PairsFrom = None,
@@ -128,7 +128,7 @@ def refresh(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write missing and stale offsets only."""
+    """Write only missing and stale offsets."""
     return hubplugin.refresh(open_store(store), dry_run=dry_run, compute=compute)
 
 
@@ -148,5 +148,5 @@ def remove(
     compute: Compute,
     dry_run: DryRun = False,
 ) -> Result:
-    """Remove the correction; the store is then as if it had never been there."""
+    """Remove the correction, as if it had never been there."""
     return hubplugin.remove(open_store(store), dry_run=dry_run, compute=compute)

@@ -25,7 +25,7 @@ from hubplugin.vectors import as_vectors
 
 @dataclass(frozen=True, repr=False)
 class Explained(Result):
-    """The request by which other clients get the corrected ranking.
+    """The request with which other clients get the corrected ranking.
 
     text: The request, ready to paste.
     request: The same request as JSON, in the form of the store: method, path and body
@@ -50,7 +50,7 @@ def explain(
         ),
     ] = None,
 ) -> Result:
-    """Print the request that other clients send to Qdrant or PostgreSQL for the corrected ranking."""
+    """Print the request with which other clients get the corrected ranking from Qdrant or PostgreSQL."""
     queries = None if vector is None else as_vectors(vector, "query")
     opened = open_store(store)
     explain = getattr(opened, "explain", None)
@@ -77,7 +77,7 @@ class RecordedBank(Result):
 
     queries: The number of recorded queries.
     dim: The number of dimensions of these queries.
-    seen: The number of queries that were asked in all.
+    seen: The total number of queries that were asked.
     first, last: The times of the first and the last query.
     clicks: The number of clicks on targets of the store.
     pairs: The number of different pairs of query and target in these clicks.
@@ -126,7 +126,7 @@ def bank(
         str,
         typer.Argument(
             metavar="STORE|FOLDER",
-            help="A store whose queries are recorded, or the folder that holds the record.",
+            help="A store whose queries are recorded, or the folder that contains the record.",
         ),
     ],
     export: Annotated[
@@ -139,7 +139,7 @@ def bank(
         list[str] | None,
         typer.Option(
             metavar="ID",
-            help="Delete this query and its clicks. A correction keeps its vector until a refit.",
+            help="Delete this query and its clicks. A correction keeps the query's vector until a refit.",
         ),
     ] = None,
 ) -> Result:

@@ -50,7 +50,7 @@ def diagnose(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Find out whether hubness or something else makes searches bad, and what a correction would change."""
+    """Find out whether hubness or something else is behind bad searches, and what a correction would change."""
     opened, examples, pairs = open_inputs(store, bank, answers, embed, pairs_from)
     return hubplugin.diagnose(
         opened, examples, learn=pairs or learn, show=show, compute=compute
@@ -74,7 +74,7 @@ def inspect(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Check that the correction is complete and that hubness is still lower. The exit status is 4 if not."""
+    """Check that the correction is complete and still reduces hubness. The exit status is 4 if not."""
     asked = None
     if live is not None:
         asked = Bank(live, embed=embed, name="live queries").look()
@@ -131,7 +131,7 @@ def evaluate(
     images: Images = None,
     report: ReportFile = None,
 ) -> Result:
-    """Compare a corrected store with its raw search, or all methods, on queries with known true targets."""
+    """Compare a corrected store with its raw search, or compare all methods, on queries with known true targets."""
     is_store = ":" in targets
     if is_store and truth is None:
         raise InputError("a store needs ids of true targets: pass ", Parameter("truth"))

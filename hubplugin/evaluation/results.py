@@ -35,7 +35,7 @@ class MethodResult:
     Shares are between 0 and 1. The fields from median_rank to ndcg are None for a store,
     which ranks only k targets.
 
-    label: The method in the form in which it was requested; "corrected" for a store.
+    label: The method as it was requested; "corrected" for a store.
     parameters: All parameters, including defaults.
     recall: R@k by k, for the cut-off and for 1, 5 and 10 if they are below it.
     worst: The share of the queries that find the worst hub.
@@ -78,17 +78,17 @@ class Results(Result):
     """The results of `evaluate`: raw search and corrections on the same queries.
 
     judged: The number of queries that have a true target.
-    k: The number of targets that a query finds, for the k-occurrence and nDCG.
-    methods: One for each ranking; the raw search comes first.
-    best: The label of the method recommended on these queries; None if no method is better
-        than the raw search beyond chance.
+    k: The number of targets that each query finds, for the k-occurrence and nDCG.
+    methods: One result for each ranking; the raw search comes first.
+    best: The label of the method recommended for these queries; None if no method is
+        better than the raw search beyond chance.
     anti_hubs: Some of the targets that no query finds.
     examples: Some of the queries that the method `shown` won, with a right answer, and
         some that it lost.
     store: The URL of the store.
     correction: The active correction of the store.
-    condition: The filter of the search in the store.
-    forecast: The change of R@1 that the fit foretold; None if it was not measured.
+    condition: The filter used in searches of the store.
+    forecast: The change in R@1 predicted by the fit; None if it was not measured.
     """
 
     metric: str

@@ -70,7 +70,7 @@ TARGETS = 2_000
 
 @dataclass(frozen=True)
 class Chance:
-    """Figures of hubness to expect if queries found targets at random."""
+    """The figures of hubness to expect if queries found targets at random."""
 
     skewness: float
     most_found: float
@@ -92,8 +92,9 @@ class Diagnosis(Result):
 
     targets, queries: The number of targets and of queries.
     hubness: The hubness of the raw search, over all targets and queries.
-    most_found: The share of all places that the most found 1 % of the targets take.
-    chance: The same figures by chance.
+    most_found: The share of all result places taken by the 1 % of targets found most
+        often.
+    chance: The same figures, as expected by chance.
     hubs: The targets found most often, and the number of queries that find each among
         their k nearest: raw, and corrected by a fit on the same queries.
     anti_hubs: Some targets that no query finds.
@@ -101,7 +102,7 @@ class Diagnosis(Result):
     trial: The changes under the default method, including R@1 if answers are known.
     lesson: The gain of a query map learned from the bank's answers; None if `learn` was
         False.
-    shown: The field that has the names of targets.
+    shown: The field that contains the names of targets.
     """
 
     store: str | None

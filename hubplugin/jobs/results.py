@@ -45,7 +45,7 @@ class InvalidVectors:
     """The targets that a model could not judge.
 
     count: The number of such targets.
-    named: The fault of the vector, by the ids of the first few targets.
+    named: The fault of each vector, by id, for the first few targets.
     """
 
     count: int = 0
@@ -123,16 +123,16 @@ class Applied(Result):
 
     model: The model.
     scanned: The number of targets that were compared with the model.
-    missing, stale: The numbers of targets without an offset before, and of targets
-        whose offset differed from the model's.
-    written: False after a dry run, which only counts, or if `sound`.
-    notes: The changes to the store, or the planned changes after a dry run. For a small
-        bank that was not tried, they also say what to expect.
-    trial: The guard's measurements; None if the guard was not asked.
+    missing, stale: The number of targets that had no offset, and the number whose
+        offset differed from the model's.
+    written: False after a dry run, which only counts targets, or if `sound` is True.
+    notes: The changes to the store, or the planned changes after a dry run. If
+        a correction was not tried, they also say what to expect of a small bank.
+    trial: The guard's measurements; None if the guard did not run.
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code for a corrected search, and a note on who maps the queries.
     sound: True if there was no hubness to correct.
-    versus: The comparison of the old and the new correction by `refit`.
+    versus: The comparison by `refit` of the old and the new correction.
     """
 
     store: str
@@ -239,12 +239,13 @@ The limit is never more than halfway from the share at the fit to 100 %."""
 
 @dataclass(frozen=True)
 class HubnessNow:
-    """The skewness of the 10-occurrence in the store's present searches.
+    """The skewness of the 10-occurrence in the store's current searches.
 
-    queries: The number of queries that were searched for.
+    queries: The number of queries that were run.
     live: True if these are live queries, False if they come from the bank.
-    raw, corrected, chance: The skewness raw, corrected and by chance.
-    fit: The counts at the fit; None if nothing was counted.
+    raw, corrected, chance: The skewness of the raw and of the corrected search, and by
+        chance.
+    fit: The figures at the time of the fit; None if none were measured.
     hubs: The targets found most often, raw or corrected.
     occurrences: The number of targets with the 10-occurrence N, by N, for each search.
     """
@@ -311,20 +312,20 @@ class Inspection(Result):
 
     count: The number of targets.
     correction: The correction in the store, if any.
-    previous: The model that was active before, if any; `rollback` writes it.
+    previous: The previously active model, if any; `rollback` restores it.
     missing: The number of targets without an offset.
-    stale: The number of targets whose offset no longer fits their vector.
+    stale: The number of targets whose offset no longer matches their vector.
     foreign: The number of targets with something else in place of an offset.
-    missing_ids, stale_ids: Some ids of such targets.
+    missing_ids, stale_ids: The ids of some of these targets.
     invalid_vectors: The targets whose vector the model cannot judge.
-    hubness: The hubness of present searches; None if no queries were searched for.
-    drift: The own share of live queries and bank: 0.5 if they are of one kind, 1 if
-        they have nothing in common. None without enough live queries.
+    hubness: The hubness of current searches; None if no queries were run.
+    drift: The own share of live queries and bank: 0.5 if they are of the same kind, 1
+        if they have nothing in common. None if there are too few live queries.
     notes: Facts about the correction, from the store.
     warnings: Warnings from the store.
     attention: The warnings and all other problems, each with what to do about it. The
         exit status is 4 if there are any.
-    shown: The field that has the names of targets.
+    shown: The field that contains the names of targets.
     """
 
     store: str

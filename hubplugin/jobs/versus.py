@@ -19,7 +19,7 @@ TOLERATED = 0.01
 
 @dataclass(frozen=True)
 class OldVersusNew:
-    """The raw search, old and new correction on held-out queries of the new bank.
+    """The raw search and both corrections on held-out queries of the new bank.
 
     change: R@1 of the old and the new correction; None without known answers.
     share: The size of the new bank, as a share of the old bank's size.

@@ -63,7 +63,7 @@ def anti_hub_share(occurrence: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Hubness:
-    """Statistics of N among the `k` nearest, see `skewness` and `anti_hub_share`.
+    """Statistics of the `k`-occurrence N; see `skewness` and `anti_hub_share`.
 
     largest: The largest N.
     """

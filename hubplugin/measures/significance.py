@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Side:
-    """R@1 of the same queries before and after, 0 to 1.
+    """R@1 of the same queries before and after a change, from 0 to 1.
 
     error: The standard error of the change.
     queries: The number of queries.
@@ -55,8 +55,8 @@ class Side:
     change: The change with its interval.
     won, lost: The number of queries with a right answer at rank 1 only after, or only
         before.
-    p: McNemar's exact test, two-sided, that won and lost are equally likely. It is
-        below 0.05 exactly if the interval excludes 0.
+    p: The p value of McNemar's exact two-sided test that won and lost are equally
+        likely. It is below 0.05 if and only if the interval excludes 0.
     """
 
     before: float

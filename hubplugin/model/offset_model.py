@@ -48,7 +48,7 @@ class HubnessAtFit:
     raw, corrected, chance: The skewness of the raw and of the corrected search, and by
         chance.
     largest: The share of the queries that find the worst hub in the corrected search.
-    right: R@1 of held-out queries raw and corrected, the change, and the interval of
+    right: R@1 of held-out queries, raw and corrected, the change, and the interval of
         the change. None if no answers were known.
     """
 
