@@ -169,9 +169,15 @@ class Similarities:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
         tile_memory: dict[Any, Array] = {}
         for start, block in self.blocks(targets, self._block_rows):
-            bound = self.longest
-            if self.metric is not Metric.COSINE:
-                bound, squares = self._measure(block)
+            bound = self.longest  # of |b.t|
+            if is_euclidean:
+                exact = xp.astype(block, library.accumulator)
+                squares = xp.sum(exact * exact, axis=1)
+                # This bound also holds for |b|^2/2 + |t|^2/2.
+                bound = max(bound**2, float(xp.max(squares)))
+            elif self.metric is Metric.DOT:
+                with np.errstate(over="ignore"):  # an infinite bound asks for float64
+                    bound *= float(xp.max(xp.linalg.vector_norm(block, axis=1)))
             dtype = xp.float32
             if bound > self.largest_float32:
                 dtype = xp.float64
@@ -179,8 +185,7 @@ class Similarities:
                 self._banks[dtype] = library.to_device(self._shifted, dtype)
             bound *= abs(scale)
             if is_euclidean:
-                # So far, `bound` holds for b.t; |b|^2/2 + |t|^2/2 is within it, too.
-                bound *= 2
+                bound *= 2  # of the sum of both
                 bank_bias = xp.astype(self._bias, dtype) * scale
                 bias = xp.astype(squares * (-scale / 2), dtype)[:, None]
             if halves is None:
@@ -213,18 +218,6 @@ class Similarities:
             s = products[rows]
             s *= scale
             yield Tile(rows, s, self.products_bound * abs(scale))
-
-    def _measure(self, block: Array) -> tuple[float, Array]:
-        """Return a bound of |b_u.t| for the targets of a block, and each |t|^2 [b].
-
-        For Euclidean distance, the bound also holds for |b_u|^2/2 + |t|^2/2.
-        """
-        exact = self.library.xp.astype(block, self.library.accumulator)
-        squares = self.library.xp.sum(exact * exact, axis=1)
-        length = math.sqrt(float(self.library.xp.max(squares)))
-        if self.metric is Metric.EUCLIDEAN:
-            return max(self.longest, length) ** 2, squares
-        return self.longest * length, squares
 
     def blocks(
         self, targets: Vectors, size: int = BLOCK_ROWS
