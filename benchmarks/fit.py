@@ -106,6 +106,8 @@ class Operands:
             (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32)
             for part in parts
         )
+        # A fit takes equal answers as one target, and peers must see the same targets.
+        second = np.unique(second, axis=0)
         return cls(bank, targets, second, np.concatenate([targets, second]))
 
     def __str__(self) -> str:
