@@ -4,8 +4,10 @@ A thread searches a collection of its own, raw and by a plain client, twenty tim
 second, and asks once a second how much of it is indexed. Meanwhile another process
 applies a correction, fits it anew and rolls it back. Each task of a job, as progress
 names it, gets a line: how long it took, what a search took then, and the least share that
-was indexed. `--seconds FILE` writes median and 95th percentile of each second, which
-`python -m benchmarks.live_picture` draws.
+was indexed. The last line has the 95th percentiles of ten seconds each. `--seconds FILE`
+writes median and 95th percentile of each second, which `python -m
+benchmarks.live_picture` draws. With `--nice`, jobs run at the lowest priority. With
+`--copy`, they correct a copy, and the collection that is searched stays as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ COLLECTION = "hubplugin-live"
 DIM = 384
 EVERY = 0.05
 """Seconds from one search to the next."""
+
+WINDOW = 10
+"""Seconds whose searches give one 95th percentile: of twenty searches in one second, it
+would be hardly more than the slowest."""
+
+TIMES = 3
+"""The goal: how many times the quiet 95th percentile that of a window may be."""
 
 JOB = """
 import sys, time, numpy as np, hubplugin
@@ -58,30 +67,30 @@ def draw(count: int, seed: int) -> np.ndarray:
     return np.asarray(vectors, np.float32)
 
 
-def fill(client: QdrantClient, points: int, prevent: bool) -> None:
-    client.delete_collection(COLLECTION)
-    client.delete_collection(f"{COLLECTION}--hub")
+def fill(client: QdrantClient, name: str, points: int, prevent: bool) -> None:
+    client.delete_collection(name)
+    client.delete_collection(f"{name}--hub")
     vector = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-    client.create_collection(COLLECTION, {"text": vector})
+    client.create_collection(name, {"text": vector})
     rows = ({"n": row} for row in range(points))
     started = time.monotonic()
     vectors = {"text": draw(points, 1)}
     ids = range(points)
-    client.upload_collection(COLLECTION, vectors, rows, ids, batch_size=500, wait=True)
+    client.upload_collection(name, vectors, rows, ids, batch_size=500, wait=True)
     rate = points / (time.monotonic() - started)
     print(f"uploaded {points:,} points at {rate:,.0f} a second", flush=True)
-    wait_until_green(client)
+    wait_until_green(client, name)
     print(f"indexed after {time.monotonic() - started:.0f} s", flush=True)
     if prevent:
         changes = models.OptimizersConfigDiff(prevent_unoptimized=True)
-        client.update_collection(COLLECTION, optimizers_config=changes)
+        client.update_collection(name, optimizers_config=changes)
 
 
-def wait_until_green(client: QdrantClient) -> None:
+def wait_until_green(client: QdrantClient, name: str) -> None:
     """Return once the collection has been green for some seconds."""
     green = 0
     while green < 6:
-        is_green = client.get_collection(COLLECTION).status == "green"
+        is_green = client.get_collection(name).status == "green"
         green = green + 1 if is_green else 0
         time.sleep(0.5)
 
@@ -143,9 +152,20 @@ def print_task(load: Load, name: str, first: float, last: float) -> None:
     print(f"{line}{least:>15,}", flush=True)
 
 
-def run_job(load: Load, url: str, job: str, bank: str) -> float:
+def print_windows(load: Load, name: str, quiet: float, first: float) -> None:
+    """Print the 95th percentiles of the windows since `first`, and how many miss."""
+    starts = np.arange(first, load.took[-1][0] - WINDOW, WINDOW)
+    windows = [load.between(at, at + WINDOW) for at in starts]
+    highs = np.array([np.quantile(ms, 0.95) for ms in windows if len(ms)])
+    missed = int((highs > TIMES * quiet).sum())
+    print(
+        f"{name}: p95 of {WINDOW} s: median {np.median(highs):.1f}, worst "
+        f"{highs.max():.1f} ms; {missed} of {len(highs)} above {TIMES} x {quiet:.1f} ms"
+    )
+
+
+def run_job(load: Load, command: list[str], job: str) -> float:
     """Run a job in a process of its own, print its tasks, and return when it ended."""
-    command = [sys.executable, "-c", JOB, url, job, bank]
     began = time.time()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -172,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--options", default="", help="more of the store's URL, &pace=all"
     )
     parser.add_argument("--jobs", nargs="*", default=["apply", "refit", "rollback"])
+    parser.add_argument("--nice", action="store_true", help="jobs give way")
+    parser.add_argument("--copy", action="store_true", help="correct a copy")
     parser.add_argument("--keep", action="store_true", help="search what is there")
     parser.add_argument("--prevent-unoptimized", action="store_true")
     parser.add_argument("--seconds", help="a file of CSV")
@@ -180,26 +202,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"Qdrant {client.info().version}, {platform.processor() or platform.machine()}"
     )
+    corrected = COLLECTION
+    if given.copy:
+        corrected += "-copy"
     if not given.keep:
-        fill(client, given.points, given.prevent_unoptimized)
+        for name in {COLLECTION, corrected}:
+            fill(client, name, given.points, given.prevent_unoptimized)
     load = Load(
         lambda query: client.query_points(COLLECTION, query, "text", limit=10),
-        lambda: client.get_collection(COLLECTION).indexed_vectors_count or 0,
+        lambda: client.get_collection(corrected).indexed_vectors_count or 0,
     )
     load.start()
-    time.sleep(15)
+    time.sleep(25)
     began = load.took[0][0]
     print(HEAD)
-    print_task(load, "quiet", began + 5, time.time())
-    url = f"qdrant://{given.url}/{COLLECTION}?using=text&storage={given.storage}"
+    since = time.time()
+    print_task(load, "quiet", began + 5, since)
+    quiet = float(np.quantile(load.between(began + 5, since), 0.95))
+    url = f"qdrant://{given.url}/{corrected}?using=text&storage={given.storage}"
+    command = [sys.executable, "-c", JOB, url + given.options]
+    if given.nice:
+        command = ["nice", "-n", "19", *command]
     with tempfile.TemporaryDirectory() as folder:
         for number, job in enumerate(given.jobs):
             bank = f"{folder}/{number}.npy"
             np.save(bank, draw(1000, 10 + number))
-            ended = run_job(load, url + given.options, job, bank)
-            indexed = client.get_collection(COLLECTION).indexed_vectors_count
+            first = time.time()
+            ended = run_job(load, [*command, job, bank], job)
+            print_windows(load, job, quiet, first)
+            indexed = client.get_collection(corrected).indexed_vectors_count
             print(f"{job} left {indexed:,} vectors indexed", flush=True)
-            wait_until_green(client)
+            wait_until_green(client, corrected)
             print_task(load, f"{job}: until green", ended, time.time())
     load.end()
     if given.seconds:
