@@ -107,8 +107,8 @@ class Operands:
             for part in parts
         )
         # A fit takes equal answers as one target, and peers must see the same targets.
-        second = np.unique(second, axis=0)
-        return cls(bank, targets, second, np.concatenate([targets, second]))
+        gallery = np.concatenate([targets, np.unique(second, axis=0)])
+        return cls(bank, targets, second, gallery)
 
     def __str__(self) -> str:
         m, d = self.bank.shape

@@ -4,7 +4,7 @@ A thread searches a collection of its own, raw and by a plain client, twenty tim
 second, and asks once a second how much of it is indexed. Meanwhile another process
 applies a correction, fits it anew and rolls it back. Each task of a job, as progress
 names it, gets a line: how long it took, what a search took then, and the least share that
-was indexed. The last line has the 95th percentiles of ten seconds each. `--seconds FILE`
+was indexed. After each job come the 95th percentiles of ten seconds each. `--seconds FILE`
 writes median and 95th percentile of each second, which `python -m
 benchmarks.live_picture` draws. With `--nice`, jobs run at the lowest priority. With
 `--copy`, they correct a copy, and the collection that is searched stays as it is.
@@ -157,6 +157,9 @@ def print_windows(load: Load, name: str, quiet: float, first: float) -> None:
     starts = np.arange(first, load.took[-1][0] - WINDOW, WINDOW)
     windows = [load.between(at, at + WINDOW) for at in starts]
     highs = np.array([np.quantile(ms, 0.95) for ms in windows if len(ms)])
+    if not len(highs):
+        print(f"{name}: took less than {WINDOW} s")
+        return
     missed = int((highs > TIMES * quiet).sum())
     print(
         f"{name}: p95 of {WINDOW} s: median {np.median(highs):.1f}, worst "
@@ -206,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.copy:
         corrected += "-copy"
     if not given.keep:
-        for name in {COLLECTION, corrected}:
+        for name in dict.fromkeys([COLLECTION, corrected]):
             fill(client, name, given.points, given.prevent_unoptimized)
     load = Load(
         lambda query: client.query_points(COLLECTION, query, "text", limit=10),

@@ -266,7 +266,7 @@ class QdrantStore(ManifestStore[QdrantVersion]):
             transport.flush_all()
             for records in transport.pages(with_payload=[KEY]):
                 reader.batches(records)  # fills `reader.left_over`
-                done = min(done + transport.page_size, total)
+                done = min(done + len(records), total)
                 if progress is not None:
                     progress("removing offsets", done, total)
             reader.delete_left_over(progress)

@@ -190,11 +190,9 @@ and the 95th percentile of searches by others rose to 27 ms instead of 10."""
 WRITERS = 4
 """The number of concurrent writing requests, enough to keep the server busy."""
 
-BRIEF_SECONDS = 0.005
+BRIEF_SECONDS = 0.02
 """The time that one request with several queries should take. Searches by others wait
-for the request. Afterwards, the server is left to them for the same time. With 0.02,
-the calibration took as long, and the 95th percentile in each second was 24 ms instead
-of 17 (benchmarks/qdrant_live.py)."""
+for the request. Afterwards, the server is left to them for the same time."""
 
 RETRY_SECONDS = 60.0
 """How long a request is repeated while the server does not answer, for example during a
@@ -489,7 +487,7 @@ class QdrantTransport:
                 records, offset = self.ask(
                     "scroll",
                     offset=offset,
-                    limit=self.page_size,
+                    limit=self.page_size(bool(with_vectors)),
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 )
@@ -507,20 +505,21 @@ class QdrantTransport:
         seconds_per_point = self._seconds_read / max(self._points_read, 1)
         return seconds_per_point * self.count()
 
-    @property
-    def page_size(self) -> int:
-        """The largest number of points to read or write at a time."""
+    def page_size(self, with_vectors: bool = False) -> int:
+        """Return the largest number of points to read or write at a time."""
         # The rate limit is in points per minute, and a request that exceeds the limit
         # is repeated as a whole. A thirtieth of the limit, two seconds' worth, repeats
         # little.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
-            BATCH_NUMBERS // self.dim,
+            BATCH,
             self.strict.max_query_limit,
             self.strict.upsert_max_batchsize,
             writes_at_once,
         ]
-        return max(1, min(BATCH, *(limit for limit in limits if limit)))
+        if with_vectors:
+            limits.append(max(1, BATCH_NUMBERS // self.dim))
+        return min(limit for limit in limits if limit)
 
     def answers(
         self, requests: list[models.QueryRequest], search: Callable[..., Any]

@@ -182,11 +182,16 @@ class BankProfile:
             return "documents"
         # In these cases a corner is no objection, see `answered` and `OVERLAP`.
         may_find_a_corner = self.answered or self.own_share >= OVERLAP
-        if self.clustered > CLUSTERED and not may_find_a_corner:
+        if self.finds_a_corner and not may_find_a_corner:
             return "elsewhere"
         if self.answered or self.answers_stand_out:
             return "log"
         return "clean or log" if self.answered is None else "clean"
+
+    @property
+    def finds_a_corner(self) -> bool:
+        """True if the bank finds targets that lie together, but not the usual hubs."""
+        return self.clustered > CLUSTERED and self.agreement < AGREEMENT
 
     @property
     def answers_stand_out(self) -> bool:
@@ -216,7 +221,7 @@ class BankProfile:
                 "and more). Such banks changed R@1 by -3 to +1 points on text: pass the "
                 "answers of fifty queries or more (--answers)"
             )
-        if self.clustered <= CLUSTERED:
+        if not self.finds_a_corner:
             return None
         return (
             "the targets that the bank finds lie close together "
@@ -294,6 +299,7 @@ def profile(
     distinct = len(bank.distinct)
     known = bank.known_answers is not None
     if min(len(queries), len(targets)) < FEWEST:
+        # None if not `answered`: whether the target bank holds them is not measured.
         return BankProfile(distinct, known=known, answered=answered or None, told=False)
     metric = bank.metric
     compute = bank.compute
@@ -453,15 +459,17 @@ def typical_similarity(
         compute: Device and memory.
         rng: The generator of the random directions.
     """
-    directions = [rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)]
+    random = rng.normal(size=(DIRECTIONS, queries.shape[1])).astype(np.float32)
+    parts = [_of_length(random, 1.0)]
     for vectors in (targets, queries):
         scaled = _unit(vectors, metric)
-        directions.append((scaled - scaled.mean(axis=0))[:MOST_SEARCHED])
-    directions = [_of_length(part, 1.0) for part in directions]
+        centred = scaled - scaled.mean(axis=0)
+        parts.append(_of_length(centred, 1.0)[:MOST_SEARCHED])
+    gallery = parts[1]
     # The mean cosine of each part to its nearest targets, without copies.
     means = []
-    for part in directions:
-        cosines = compare(part, directions[1], Metric.DOT, compute)
+    for part in parts:
+        cosines = compare(part, gallery, Metric.DOT, compute)
         nearest = np.where(cosines > COPY, -1, cosines).max(axis=1)
         means.append(float(nearest.mean()))
     chance, between_targets, near = means

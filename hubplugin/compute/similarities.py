@@ -169,15 +169,19 @@ class Similarities:
             halves = bank_halves(library.to_device(self.bank, xp.float32))
         tile_memory: dict[Any, Array] = {}
         for start, block in self.blocks(targets, self._block_rows):
-            bound = self.longest  # of |b.t|
+            bound = self.longest  # becomes a bound of |b.t|
             if is_euclidean:
                 exact = xp.astype(block, library.accumulator)
                 squares = xp.sum(exact * exact, axis=1)
                 # This bound also holds for |b|^2/2 + |t|^2/2.
                 bound = max(bound**2, float(xp.max(squares)))
             elif self.metric is Metric.DOT:
-                with np.errstate(over="ignore"):  # an infinite bound asks for float64
-                    bound *= float(xp.max(xp.linalg.vector_norm(block, axis=1)))
+                with np.errstate(over="ignore"):
+                    length = float(xp.max(xp.linalg.vector_norm(block, axis=1)))
+                if not 1e-15 < length < math.inf:  # beyond the squares of float32
+                    exact = xp.astype(block, library.accumulator)
+                    length = float(xp.max(xp.linalg.vector_norm(exact, axis=1)))
+                bound *= length
             dtype = xp.float32
             if bound > self.largest_float32:
                 dtype = xp.float64

@@ -368,8 +368,11 @@ class Job:
         store = self.store
         model = fit.model
         # Before writing, since that replaces the active correction.
-        old = store.correction()
-        had_map = old is not None and old.active and old.model.query_map is not None
+        drops_map = False
+        if model.query_map is None:
+            old = store.correction()
+            if old is not None and old.active:
+                drops_map = old.model.query_map is not None
         if self.dry_run:
             applied = preview(store, model, bank.compute, store.plan())
         else:
@@ -380,7 +383,7 @@ class Job:
             notes = [*small_bank(len(bank.distinct)), *notes]
         if fit.lesson is not None:
             notes += fit.lesson.notes
-        if had_map and model.query_map is None:
+        if drops_map:
             notes.append(
                 "the previous correction had a query map, and this one has none: "
                 "rollback returns to it"

@@ -63,7 +63,7 @@ def test_queries_of_the_example_set_pass(
 ):
     trial = judge(gallery, Bank(queries, documents if with_pairs else None), method)
     assert trial.objections == ()
-    assert trial.hubness == -1
+    assert trial.rise.sign == -1
     assert trial.measurable
     assert (trial.recall is not None) is with_pairs
     kind = "clean or log"
