@@ -200,9 +200,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
 
     def write_manifest(self, manifest: Manifest[FaissVersion]) -> None:
-        content = manifest.model_dump_json().encode()
-        with self._new_file("manifest.json", len(content)) as file:
-            file.write(content)
+        self._write_file("manifest.json", manifest.model_dump_json().encode())
 
     def delete_manifest(self) -> None:
         self._delete_file("manifest.json")
@@ -228,9 +226,7 @@ class FaissStore(ManifestStore[FaissVersion]):
         )
 
     def write_model(self, version: FaissVersion, model: OffsetModel) -> None:
-        content = model.to_bytes()
-        with self._new_file(f"{version.number}.model", len(content)) as file:
-            file.write(content)
+        self._write_file(f"{version.number}.model", model.to_bytes())
 
     def delete_model(self, version: FaissVersion) -> None:
         self._delete_file(f"{version.number}.model")
@@ -260,6 +256,11 @@ class FaissStore(ManifestStore[FaissVersion]):
             return b""
         with as_store_error(path, doing="read"), open_own(path) as file:
             return file.read()
+
+    def _write_file(self, name: str, content: bytes) -> None:
+        """Write a file in the folder, in one step."""
+        with self._new_file(name, len(content)) as file:
+            file.write(content)
 
     @contextlib.contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[BinaryIO]:

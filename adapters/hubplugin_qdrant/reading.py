@@ -70,7 +70,7 @@ class PointReader:
         transport = self.schema.transport
         for (shard_key, keys), points in self.left_over.items():
             change = functools.partial(delete_keys, keys, shard_key)
-            for part in chunks(points, transport.page_size()):
+            for part in chunks(points, transport.page_size):
                 self.schema.keep_pace(len(part), progress)
                 transport.send(part, change, shard_key)
 

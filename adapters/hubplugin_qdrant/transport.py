@@ -185,7 +185,7 @@ BATCH_NUMBERS = 100_000
 """The largest number of vector components read at a time, about 1 MB of JSON.
 
 With ten times as many, reading 100,000 points of 384 dimensions took 8 s instead of 6,
-and the 95th percentile of searches by others rose to 27 ms instead of 10."""
+and the 95th percentile of searches by others was 27 ms instead of 10."""
 
 WRITERS = 4
 """The number of concurrent writing requests, enough to keep the server busy."""
@@ -479,6 +479,9 @@ class QdrantTransport:
         # The offset of a page is its first id, and None after the last page.
         offset, end = between
         has_more = True
+        limit = self.page_size
+        if with_vectors:
+            limit = max(1, min(limit, BATCH_NUMBERS // self.dim))
         while has_more:
             began = time.monotonic()
             # Ask for uncompressed answers: compressing vectors takes longer than
@@ -487,7 +490,7 @@ class QdrantTransport:
                 records, offset = self.ask(
                     "scroll",
                     offset=offset,
-                    limit=self.page_size(bool(with_vectors)),
+                    limit=limit,
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 )
@@ -505,21 +508,19 @@ class QdrantTransport:
         seconds_per_point = self._seconds_read / max(self._points_read, 1)
         return seconds_per_point * self.count()
 
-    def page_size(self, with_vectors: bool = False) -> int:
-        """Return the largest number of points to read or write at a time."""
+    @property
+    def page_size(self) -> int:
+        """The largest number of points to read or write at a time."""
         # The rate limit is in points per minute, and a request that exceeds the limit
         # is repeated as a whole. A thirtieth of the limit, two seconds' worth, repeats
         # little.
         writes_at_once = (self.strict.write_rate_limit or 0) // 30
         limits = [
-            BATCH,
             self.strict.max_query_limit,
             self.strict.upsert_max_batchsize,
             writes_at_once,
         ]
-        if with_vectors:
-            limits.append(max(1, BATCH_NUMBERS // self.dim))
-        return min(limit for limit in limits if limit)
+        return min([BATCH, *(limit for limit in limits if limit)])
 
     def answers(
         self, requests: list[models.QueryRequest], search: Callable[..., Any]

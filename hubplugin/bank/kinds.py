@@ -177,7 +177,7 @@ class BankProfile:
         # Queries that find their targets lie among them, without being documents.
         limit = COPIES if self.near >= NEARER else OWN_SHARE
         lies_far = self.near < AS_NEAR and not self.answers_stand_out
-        other_subjects = self.one_sided < ONE_SIDED and lies_far
+        other_subjects = self.like_documents and lies_far
         if (self.own_share < limit or other_subjects) and not self.known:
             return "documents"
         # In these cases a corner is no objection, see `answered` and `OVERLAP`.
@@ -187,6 +187,11 @@ class BankProfile:
         if self.answered or self.answers_stand_out:
             return "log"
         return "clean or log" if self.answered is None else "clean"
+
+    @property
+    def like_documents(self) -> bool:
+        """True if the bank cannot be told from documents, whatever their subjects."""
+        return self.one_sided < ONE_SIDED
 
     @property
     def finds_a_corner(self) -> bool:
@@ -213,7 +218,7 @@ class BankProfile:
         """
         if self.objection or not self.told:
             return None
-        if self.one_sided < ONE_SIDED and not self.known:
+        if self.like_documents and not self.known:
             return (
                 "nobody can tell whether this bank helps or harms: only "
                 f"{self.one_sided:.0%} of its vectors lie beyond their nearest targets, "

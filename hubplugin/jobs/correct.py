@@ -368,11 +368,7 @@ class Job:
         store = self.store
         model = fit.model
         # Before writing, since that replaces the active correction.
-        drops_map = False
-        if model.query_map is None:
-            old = store.correction()
-            if old is not None and old.active:
-                drops_map = old.model.query_map is not None
+        drops_map = model.query_map is None and _has_map(store)
         if self.dry_run:
             applied = preview(store, model, bank.compute, store.plan())
         else:
@@ -389,6 +385,14 @@ class Job:
                 "rollback returns to it"
             )
         return replace(applied, trial=fit.trial, notes=notes)
+
+
+def _has_map(store: Store) -> bool:
+    """Return True if the active correction of `store` has a query map."""
+    correction = store.correction()
+    if correction is None or not correction.active:
+        return False
+    return correction.model.query_map is not None
 
 
 def compare_with_old(fit: Fit, bank: PreparedBank, old: OffsetModel) -> OldVersusNew:

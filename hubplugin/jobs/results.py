@@ -126,8 +126,8 @@ class Applied(Result):
     missing, stale: The number of targets that had no offset, and the number whose
         offset differed from the model's.
     written: False after a dry run, which only counts targets, or if `sound` is True.
-    notes: The changes to the store, or the planned changes after a dry run. If
-        a correction was not tried, they also say what to expect of a small bank.
+    notes: The changes to the store, or the planned changes after a dry run. If a
+        correction was not tried, they also say what to expect of a small bank.
     trial: The guard's measurements; None if the guard did not run.
     invalid_vectors: The targets whose vector the model cannot judge.
     search: Code for a corrected search, and a note on who maps the queries.
