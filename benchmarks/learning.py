@@ -12,9 +12,8 @@ Every map is measured once for each draw and kept in --figures: how held-out pai
 and the ranks of the test queries. Rules choose from these figures in seconds:
 
 default   the offsets alone
-before    the rule up to commit 9245854c
 learn     `hubplugin.learning.choose`
-others    the same with other constants, or without one of the steps
+others    the same with other constants, or without some of the maps
 
 Each kind of data judges the rule that was chosen on all others. Tables go into `--write`
 and docs/measurements/learning.md, and are kept in benchmarks/results/learning.json.
@@ -59,6 +58,7 @@ from hubplugin.errors import HubpluginError
 from hubplugin.measures.significance import Figure
 from hubplugin.methods.blend import Blend
 from hubplugin.validation import Margins, cross_validate
+from hubplugin.vectors import draw_sample
 
 FILE = RESULTS / "learning.json"
 
@@ -150,11 +150,13 @@ def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
     rows = teachers.find_teaching()
     bases = learning.list_bases(Blend(), teachers)
     rng = np.random.default_rng(0)
-    share = own_share(bank.query_bank, bases[0].gallery_sample, bank.compute, rng)
+    size = learning.GALLERY_SAMPLE
+    sample = draw_sample(bank.require_targets(), size, bank.metric, rng)
+    share = own_share(bank.query_bank, sample, bank.compute, rng)
     figures = {"tau": np.array(bases[0].tau), "apart": np.array(share)}
     candidates = [base.try_variants for base in bases]
     for side, folds in learning.draw_sides(teachers, rows).items():
-        tried = cross_validate(candidates, bank, folds)
+        tried = cross_validate(candidates, bank, folds, hits=0)
         assert tried.margins is not None
         assert tried.right is not None
         figures[f"margins {side}"] = tried.margins.astype(np.float16)
@@ -183,9 +185,8 @@ def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
 
 def list_fits() -> list[learning.MapFit]:
     """Return what was measured, in its order."""
-    base = learning.MapFit(Blend(), 0.0, 1.0, np.zeros((0, 1), np.float32))
-    white = replace(base, whitening=np.zeros((1, 1), np.float32))
-    return [*base.variants, *white.variants]
+    base = learning.MapFit(Blend(), 0.0, 1.0)
+    return [*base.variants, *replace(base, whitens=True).variants]
 
 
 def kind_of(setting: str) -> str:
@@ -239,11 +240,21 @@ def offsets_alone(draw: Draw) -> int:
     return 0
 
 
+PARTS: dict[str, Callable[[learning.MapFit], bool]] = {
+    "asked": lambda fit: fit.negatives == "asked" and fit.strength > 0,
+    "none": lambda fit: fit.negatives == "none",
+    "the high ridge": lambda fit: fit.ridge == 1 and fit.strength > 0,
+    "the low ridge": lambda fit: fit.ridge < 1,
+    "whitening": lambda fit: fit.whitens,
+    "fewer offsets": lambda fit: fit.share < 1 and fit.has_map,
+}
+"""The maps that a rule can leave out, by the name of what they have in common."""
+
+
 def learn(draw: Draw, without: str = "", **constants: float) -> int:
-    """Choose as `hubplugin.learning` does, with other `constants`, or without a step."""
+    """Choose as `hubplugin.learning` does, with other `constants`, or without a part."""
     may = [
-        fit.may_be_chosen(draw.apart, False)
-        and (fit.negatives != without or not fit.strength)
+        fit.may_be_chosen(draw.apart, False) and not (without and PARTS[without](fit))
         for fit in FITS
     ]
     tau = float(draw.figures["tau"])
@@ -251,59 +262,18 @@ def learn(draw: Draw, without: str = "", **constants: float) -> int:
         return learning.choose(draw.sides, tau, np.array(may), draw.apart)
 
 
-def before(draw: Draw) -> int:
-    """Choose as `hubplugin.learning` did up to commit 9245854c, of maps tried today.
-
-    Base and strength were the last that were behind the offsets alone on no side by two
-    standard errors. Strength 2 had to be ahead of 1 by two errors, and a smaller share
-    of the offsets ahead of a larger one.
-    """
-    softness = learning.SOFTNESS * float(draw.figures["tau"])
-    sides = [
-        1 / (1 + np.exp(np.clip(-tried.margins / softness, -30, 30)))
-        for side, tried in draw.sides.items()
-        if side != "taught" and tried.margins is not None
-    ]
-
-    def is_ahead(this: int, other: int, errors: float) -> bool:
-        for soft in sides:
-            gains = soft[this] - soft[other]
-            if gains.mean() < errors * gains.std() / len(gains) ** 0.5:
-                return False
-        return True
-
-    errors = 2.0 if draw.apart else -2.0
-    few = sides[0].shape[1] < 150
-    white = len(FITS) // 2
-    chosen = 0
-    if is_ahead(white, 0, max(errors, 1.0) if few else errors):
-        chosen = white
-    half, whole, twice = (chosen + len(learning.SHARES) * step for step in (1, 2, 3))
-    for stronger in (half, whole):
-        if is_ahead(stronger, 0, errors):
-            chosen = stronger
-    if chosen == whole and is_ahead(twice, whole, 2.0):
-        chosen = twice
-    if chosen:
-        for less in (chosen + 1, chosen + 2):
-            if is_ahead(less, chosen, 2.0):
-                chosen = less
-    return chosen
-
-
 FITS = list_fits()
 
 OTHERS = dict[str, Rule]()
 for again in (0.0, 0.1, 0.2, 0.3, 0.5):
     OTHERS[f"`AGAIN` {again:g}"] = partial(learn, AGAIN=again)
-for errors in (0.0, 1.0, 2.0):
+for errors in (0.0, 1.0, 2.0, 3.0):
     OTHERS[f"`PRUDENCE` {errors:g}"] = partial(learn, PRUDENCE=errors)
-for step in learning.STEPS:
-    OTHERS[f"without {step}"] = partial(learn, without=step)
+for part in PARTS:
+    OTHERS[f"without {part}"] = partial(learn, without=part)
 
 RULES: dict[str, Rule] = {
     "default": offsets_alone,
-    "before": before,
     "learn": learn,
 }
 

@@ -37,7 +37,6 @@ from hubplugin.validation import (
     cross_validate,
     folds_within,
     pairs_of,
-    with_rows,
 )
 from hubplugin.vectors import (
     Scannable,
@@ -60,14 +59,14 @@ USUAL_NEARER = 0.93
 0.93 to 1 for seven kinds of data, and 0.86 for an eighth, where the raw search finds
 10 %. With 30 % of the clicks wrong, it is 0.76 to 0.86."""
 
-STEPS = {
-    "asked": (0.0, 0.5, 1.0, 2.0),
-    "gallery": (0.5, 1.0, 2.0),
-    "none": (0.5, 1.0),
+STEPS: dict[str, dict[float, tuple[float, ...]]] = {
+    "asked": {1.0: (0.0, 0.5, 1.0, 2.0), 0.25: (0.5, 1.0, 2.0)},
+    "none": {1.0: (0.5, 1.0), 0.25: (0.5, 1.0)},
 }
-"""The strengths of a map to try, by its negatives, the targets that it tells an answer
-from: "asked", all targets that were asked for; "gallery", these and a sample of the
-gallery; "none", so that the map moves a query to its answer."""
+"""The strengths of a map to try, by its negatives and by its ridge, see `solve_map`.
+
+The negatives are the targets that the map tells an answer from: "asked", all targets
+that were asked for; "none", so that the map moves a query to its answer."""
 
 SHARES = 1.0, 0.5, 0.0
 """The shares of the offsets to try with each map."""
@@ -78,7 +77,7 @@ RAW_CANDIDATE = len(SHARES) - 1
 Candidate 0 is the offsets alone."""
 
 GALLERY_SAMPLE = 1_500
-"""The number of targets in the sample of the gallery, see "gallery" in `STEPS`."""
+"""The number of targets that are compared with the queries, see `APART`."""
 
 FOLDS = 3
 """The number of folds of each side."""
@@ -94,7 +93,7 @@ AGAIN = 0.2
 the pairs that taught. On logs with several wordings per target, it is 0.3 to 0.7; a
 lower value spares targets that nobody asks for (docs/measurements/learning.md)."""
 
-PRUDENCE = 2.0
+PRUDENCE = 1.0
 """The standard errors that are subtracted from a gain on held-out pairs."""
 
 APART = 0.85
@@ -115,11 +114,8 @@ FOUND = 0.8
 appear in their documents say nothing about other queries. Of titles that taught
 something, the raw search found 40 to 64 %; of those that did harm, 88 %."""
 
-IDENTITY_SHARE = 0.9
+IDENTITY_SHARE = 0.7
 """The share of the identity that a whitening keeps."""
-
-WHITENING_SAMPLE = 8_192
-"""The number of targets that a whitening is fitted on."""
 
 PRODUCTS = 1 << 22
 """The number of similarities in one block: 16 MiB, which fit in a cache."""
@@ -441,7 +437,7 @@ class LearnedMap:
     @property
     def whitened(self) -> bool:
         """True if queries are whitened before they are mapped."""
-        return self.map_fit.whitening is not None
+        return self.map_fit.whitens
 
     @property
     def notes(self) -> list[str]:
@@ -501,12 +497,12 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     fits = [fit for base in bases for fit in base.variants]
     sides = {
         side: cross_validate(
-            [base.try_variants for base in bases], teachers.together, folds
+            [base.try_variants for base in bases], teachers.together, folds, hits=0
         )
         for side, folds in draw_sides(teachers, teaching).items()
     }
     rng = np.random.default_rng(0)
-    sample = bases[0].gallery_sample
+    sample = draw_sample(bank.require_targets(), GALLERY_SAMPLE, bank.metric, rng)
     are_apart = own_share(bank.query_bank, sample, bank.compute, rng) >= APART
     allowed = [fit.may_be_chosen(are_apart, teachers.unasked) for fit in fits]
     number = choose(sides, bases[0].tau, np.array(allowed), are_apart)
@@ -537,18 +533,10 @@ def list_bases(configuration: Blend, teachers: Teachers) -> list[MapFit]:
     """
     bank = teachers.bank
     pairs = teachers.pairs
-    rng = np.random.default_rng(0)
-    gallery = bank.require_targets()
-    negatives = draw_sample(gallery, GALLERY_SAMPLE, bank.metric, rng)
-    sample = draw_sample(gallery, WHITENING_SAMPLE, bank.metric, rng)
-    bases = list[MapFit]()
-    for z in (None, compute_whitening(bank.query_bank, sample)):
-        searched = bank
-        if z is not None:
-            searched = replace(bank, query_bank=bank.query_bank @ z.T)
-        method = configuration.resolve(searched)
-        assert method.tau is not None
-        bases.append(MapFit(method, 0.0, method.tau, negatives, z, pairs=pairs))
+    tau = configuration.resolve(bank).tau
+    assert tau is not None
+    plain = MapFit(configuration, 0.0, tau, pairs=pairs)
+    bases = [plain, replace(plain, whitens=True)]
     if pairs is not None and not teachers.unasked:
         limit = len(bank.query_bank)
         bases += [replace(base, pairs=None, teaching_limit=limit) for base in bases]
@@ -563,9 +551,8 @@ class MapFit:
 
     method, share: The method of the offsets, and the share of its strength to use.
     tau: The temperature of W.
-    gallery_sample: A sample of the gallery [o, d], for the negatives "gallery".
-    whitening: Z [d, d]; None for the identity.
-    negatives: The targets that the map tells answers from, a key of `STEPS`.
+    whitens: False if Z is the identity.
+    negatives, ridge: Those of W, keys of `STEPS`.
     pairs: Pairs that teach in addition to those of a fold.
     teaching_limit: Rows of `Teachers.together` from this number on do not teach.
     """
@@ -573,10 +560,10 @@ class MapFit:
     method: Blend
     strength: float
     tau: float
-    gallery_sample: np.ndarray
-    whitening: np.ndarray | None = None
+    whitens: bool = False
     share: float = 1.0
     negatives: str = "asked"
+    ridge: float = 1.0
     pairs: PreparedBank | None = None
     teaching_limit: float = np.inf
 
@@ -584,8 +571,11 @@ class MapFit:
     def variants(self) -> list[MapFit]:
         """Every map with every share of the offsets, in the order of `try_variants`."""
         return [
-            replace(self, negatives=negatives, strength=strength, share=share)
-            for negatives, strengths in STEPS.items()
+            replace(
+                self, negatives=negatives, ridge=ridge, strength=strength, share=share
+            )
+            for negatives, by_ridge in STEPS.items()
+            for ridge, strengths in by_ridge.items()
             for strength in strengths
             for share in SHARES
         ]
@@ -598,17 +588,20 @@ class MapFit:
         `cross_validate` calls this as a `Candidate`.
         """
         pairs = pairs_of(bank, teach[teach < self.teaching_limit])
+        z = self.whiten(pairs)
         # For speed, all variants share the offsets of the whitened bank. The chosen fit
         # computes those of the mapped bank.
-        whitened = replace(train, query_bank=self.whiten(train.query_bank))
-        offsets = self.method.raw_offsets(whitened)
+        whitened = replace(train, query_bank=train.query_bank @ z.T)
+        offsets = self.method.resolve(whitened).raw_offsets(whitened)
         tried = list[OffsetsAndMap]()
-        for negatives, strengths in STEPS.items():
-            w = replace(self, negatives=negatives).solve(pairs)
-            for strength in strengths:
-                variant = replace(self, strength=strength)
-                query_map = variant.compose_map(w, len(pairs[0]))
-                tried += [(share * offsets, query_map) for share in SHARES]
+        for negatives, by_ridge in STEPS.items():
+            residuals = replace(self, negatives=negatives).find_residuals(pairs, z)
+            for ridge, strengths in by_ridge.items():
+                w = solve_map(pairs[0] @ z.T, residuals, ridge)
+                for strength in strengths:
+                    variant = replace(self, strength=strength)
+                    query_map = variant.compose_map(w, z, len(pairs[0]))
+                    tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
     def may_be_chosen(self, are_apart: bool, unasked: bool) -> bool:
@@ -620,44 +613,48 @@ class MapFit:
         """
         if self.share < 1 and (are_apart or unasked or not self.has_map):
             return False
-        return not are_apart or self.whitening is None
+        return not (are_apart and self.whitens)
 
     @property
     def has_map(self) -> bool:
         """True if the map is not the identity."""
-        return bool(self.strength) or self.whitening is not None
-
-    def whiten(self, queries: np.ndarray) -> np.ndarray:
-        """Return `queries` [m, d] times Z', or unchanged without a whitening."""
-        return queries if self.whitening is None else queries @ self.whitening.T
+        return bool(self.strength) or self.whitens
 
     def learn(self, pairs: Pairs) -> QueryMap | None:
         """Return the map that `pairs` teach, or None if it is the identity."""
-        return self.compose_map(self.solve(pairs), len(pairs[0]))
+        z = self.whiten(pairs)
+        w = solve_map(pairs[0] @ z.T, self.find_residuals(pairs, z), self.ridge)
+        return self.compose_map(w, z, len(pairs[0]))
 
-    def solve(self, pairs: Pairs) -> np.ndarray:
-        """Return the matrix W [d, d] that `pairs` teach, see `solve_map`."""
+    def whiten(self, pairs: Pairs) -> np.ndarray:
+        """Return Z [d, d]: the whitening that `pairs` teach, or the identity."""
         queries, answer, targets = pairs
-        negatives = None
-        if self.negatives == "asked":
-            negatives = targets
-        elif self.negatives == "gallery":
-            negatives, _ = with_rows(targets, self.gallery_sample)
-        return solve_map(self.whiten(queries), targets[answer], negatives, self.tau)
+        if not self.whitens:
+            return np.eye(queries.shape[1], dtype=np.float32)
+        return compute_whitening(queries - targets[answer])
 
-    def compose_map(self, w: np.ndarray, pairs: int) -> QueryMap | None:
+    def find_residuals(self, pairs: Pairs, z: np.ndarray) -> np.ndarray:
+        """Return R [m, d], what queries whitened by `z` lack, see `solve_map`."""
+        queries, answer, targets = pairs
+        expected = queries @ z.T
+        if self.negatives == "asked":
+            expected = expect_targets(expected, targets, self.tau)
+        residuals: np.ndarray = targets[answer] - expected
+        return residuals
+
+    def compose_map(self, w: np.ndarray, z: np.ndarray, pairs: int) -> QueryMap | None:
         """Return the map (I + s W) Z, or None if it is the identity.
 
         Args:
-            w: W [d, d]. s is the strength, and Z is the whitening.
-            pairs: The number of pairs that taught W.
+            w, z: W and Z [d, d]. s is the strength.
+            pairs: The number of pairs that taught the map.
         """
         if not self.has_map:
             return None
-        eye = np.eye(len(w), dtype=np.float32)
-        # `whiten` multiplies by Z' from the right, and Z = Z', so this is (I + s W) Z.
-        step = self.whiten(eye + np.float32(self.strength) * w) - eye
-        return QueryMap(step, self.strength, pairs, self.whitening is not None)
+        step = np.float32(self.strength) * (w @ z) + (
+            z - np.eye(len(z), dtype=np.float32)
+        )
+        return QueryMap(step, self.strength, pairs, self.whitens)
 
     @property
     def offset_method(self) -> Method:
@@ -836,31 +833,26 @@ def forecast(tried: Margins, number: int, what: str) -> Side:
     return replace(side, change=Figure(value, low, high))
 
 
-def solve_map(
-    queries: np.ndarray, answers: np.ndarray, negatives: np.ndarray | None, tau: float
-) -> np.ndarray:
-    """Return W [d, d], one step of ridge regression from queries to their answers.
+def solve_map(queries: np.ndarray, residuals: np.ndarray, ridge: float) -> np.ndarray:
+    """Return W [d, d], the ridge regression from queries to residuals.
 
-        W = R' Q (Q' Q + r I)^-1, where r is the mean eigenvalue of Q' Q
+        W = R' Q (Q' Q + r I)^-1, where r is `ridge` times the mean eigenvalue of Q' Q
         R = A - p T, where p = softmax(Q T' / tau): the descent of the cross-entropy
         R = A - Q without negatives
 
-    The products are computed in float32, and the system is solved in float64.
+    A are the answers, and T the negatives. The products are computed in float32, and
+    the system is solved in float64.
 
     Args:
         queries: Q [m, d].
-        answers: A [m, d], the answer of each query.
-        negatives: T [c, d]: the answers, and the other targets to tell them from; or
-            None.
-        tau: The temperature.
+        residuals: R [m, d].
+        ridge: The ridge, relative to the mean eigenvalue.
     """
-    expected = queries
-    if negatives is not None:
-        expected = expect_targets(queries, negatives, tau)
     gram = (queries.T @ queries).astype(np.float64)
-    ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
-    product = (queries.T @ (answers - expected)).astype(np.float64)
-    return np.ascontiguousarray(np.linalg.solve(gram + ridge, product).T, np.float32)
+    r = ridge * np.trace(gram) / len(gram)
+    product = (queries.T @ residuals).astype(np.float64)
+    w = np.linalg.solve(gram + r * np.eye(len(gram)), product).T
+    return np.ascontiguousarray(w, np.float32)
 
 
 def expect_targets(queries: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
@@ -880,15 +872,15 @@ def expect_targets(queries: np.ndarray, targets: np.ndarray, tau: float) -> np.n
     return expected
 
 
-def compute_whitening(bank: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """Return Z [d, d], a mild whitening of queries, which needs no answers:
+def compute_whitening(differences: np.ndarray) -> np.ndarray:
+    """Return Z [d, d], which shrinks the directions in which queries miss their answers:
 
         Z = t (k t I + (1 - k) C)^-1
 
-    C is the covariance of `bank` [m, d] and `gallery` [n, d], both centred. t is the
+    C is the covariance of `differences` [m, d], each a query minus its answer. t is the
     mean of C's diagonal, and k is `IDENTITY_SHARE`.
     """
-    centred = np.concatenate([part - part.mean(axis=0) for part in (bank, gallery)])
+    centred = differences - differences.mean(axis=0)
     covariance = (centred.T @ centred).astype(np.float64) / len(centred)
     eye = np.eye(len(covariance))
     t = max(float(np.trace(covariance)) / len(eye), 1e-30)

@@ -359,6 +359,7 @@ def cross_validate(
     bank: PreparedBank,
     folds: Sequence[Fold],
     sample: np.ndarray | None = None,
+    hits: int = OCCURRENCE,
 ) -> Margins:
     """Fit each candidate on one part of the bank, and try it on the rest.
 
@@ -371,11 +372,12 @@ def cross_validate(
         folds: The folds of the bank.
         sample: The targets among which all queries are tried [s, d]; by default drawn
             by `sample_of`. Each fold adds the answers of its held-out queries.
+        hits: The number of hits to keep, 0 if hubness does not matter.
     """
     if sample is None:
         sample = sample_of(bank)
     # In a tiny sample, ten targets would be a large part of it.
-    count = min(OCCURRENCE, max(len(sample) // 4, 1))
+    count = min(hits, max(len(sample) // 4, 1))
     done = 0
     by_fold = []
     for number, fold in enumerate(folds):
@@ -392,8 +394,10 @@ def cross_validate(
         for candidate in candidates:
             corrections = candidate(train, bank, fold.teach)
             for scores in _score(raw, queries, train, corrections):
-                # The hits leave out the added answers, which are no random sample.
-                arrays = [topk(scores[:, : len(sample)], count)[1]]
+                arrays = [np.empty((len(queries), 0), np.int64)]
+                if count:
+                    # The added answers are left out, since they are no random sample.
+                    arrays = [topk(scores[:, : len(sample)], count)[1]]
                 if gold is not None:
                     arrays += _measure_gold(scores, gold)
                 results.append(arrays)

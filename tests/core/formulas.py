@@ -97,28 +97,24 @@ def blend(s, tau):
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
 
 
-def query_map(queries, answers, targets, tau, negatives="asked", gallery=None):
-    """Return W of docs/query-map.md; the gallery is `targets` unless it is given."""
+def query_map(queries, answers, targets, tau, negatives="asked", ridge=1.0):
+    """Return W of docs/query-map.md."""
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
-    seen = t[sorted(set(answers))]
-    if negatives == "gallery":
-        both = [seen, t if gallery is None else gallery]
-        seen = np.unique(np.concatenate(both), axis=0)
-    x = q @ seen.T / tau
-    expected = np.exp(x - logsumexp(x, axis=1)[:, None]) @ seen
-    if negatives == "none":
-        expected = q
     gram = q.T @ q
-    ridge = np.linalg.eigvalsh(gram).mean() * np.eye(len(gram))
-    return (t[answers] - expected).T @ q @ np.linalg.inv(gram + ridge)
+    r = ridge * np.linalg.eigvalsh(gram).mean() * np.eye(len(gram))
+    expected = q
+    if negatives == "asked":
+        seen = t[sorted(set(answers))]
+        x = q @ seen.T / tau
+        expected = np.exp(x - logsumexp(x, axis=1)[:, None]) @ seen
+    return (t[answers] - expected).T @ q @ np.linalg.inv(gram + r)
 
 
-def whitening(bank, targets, kept=0.9):
-    """Z of docs/learning.md: of the covariance of bank and targets, each about its own mean."""
-    b, t = np.asarray(bank, np.float64), np.asarray(targets, np.float64)
-    centred = np.concatenate([t - t.mean(axis=0), b - b.mean(axis=0)])
-    covariance = centred.T @ centred / len(centred)
-    size = np.trace(covariance) / len(covariance)
-    return size * np.linalg.inv(
-        kept * size * np.eye(len(covariance)) + (1 - kept) * covariance
+def whitening(queries, answers, targets):
+    """Return Z of docs/query-map.md."""
+    t = np.asarray(targets, np.float64)
+    covariance = np.cov(
+        np.asarray(queries, np.float64) - t[answers], rowvar=False, ddof=0
     )
+    size = np.trace(covariance) / len(covariance)
+    return size * np.linalg.inv(0.7 * size * np.eye(len(covariance)) + 0.3 * covariance)
