@@ -53,7 +53,7 @@ from benchmarks.bank_settings import (
 )
 from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin import learning
-from hubplugin.bank import PreparedBank, own_share
+from hubplugin.bank import SEEN, PreparedBank, own_share
 from hubplugin.errors import HubpluginError
 from hubplugin.measures.significance import Figure
 from hubplugin.methods.blend import Blend
@@ -150,8 +150,7 @@ def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
     rows = teachers.find_teaching()
     bases = learning.list_bases(Blend(), teachers)
     rng = np.random.default_rng(0)
-    size = learning.GALLERY_SAMPLE
-    sample = draw_sample(bank.require_targets(), size, bank.metric, rng)
+    sample = draw_sample(bank.require_targets(), SEEN, bank.metric, rng)
     share = own_share(bank.query_bank, sample, bank.compute, rng)
     figures = {"tau": np.array(bases[0].tau), "apart": np.array(share)}
     candidates = [base.try_variants for base in bases]
@@ -166,7 +165,7 @@ def measure(setting: Setting, bank: PreparedBank) -> dict[str, np.ndarray]:
     for base in bases:
         tried_maps = base.try_variants(bank, bank, rows)
         for fit, (_, query_map) in zip(base.variants, tried_maps, strict=True):
-            if fit.share != learning.SHARES[0]:
+            if fit.share < 1:
                 continue
             mapped = bank
             if query_map is not None:

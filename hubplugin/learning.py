@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, InstanceOf, computed_field
 
 from hubplugin.bank import (
+    SEEN,
     Bank,
     PreparedBank,
     number_rows,
@@ -68,16 +69,13 @@ STEPS: dict[str, dict[float, tuple[float, ...]]] = {
 The negatives are the targets that the map tells an answer from: "asked", all targets
 that were asked for; "none", so that the map moves a query to its answer."""
 
-SHARES = 1.0, 0.5, 0.0
-"""The shares of the offsets to try with each map."""
+SHARES = {1.0: "", 0.5: ", with half of the offsets", 0.0: ", without offsets"}
+"""The shares of the offsets to try with each map, and what a note says of them."""
 
 RAW_CANDIDATE = len(SHARES) - 1
 """The number of the raw search among the candidates: no map, and the last of `SHARES`.
 
 Candidate 0 is the offsets alone."""
-
-GALLERY_SAMPLE = 1_500
-"""The number of targets that are compared with the queries, see `APART`."""
 
 FOLDS = 3
 """The number of folds of each side."""
@@ -450,9 +448,7 @@ class LearnedMap:
             changes = f"not asked for before: {self.other}"
             if self.asked is not None:
                 changes = f"asked for before: {self.asked}; {changes}"
-            share = self.map_fit.share
-            some = f", with {share:g} of the offsets"
-            offsets = {1.0: "", 0.0: ", without offsets"}.get(share, some)
+            offsets = SHARES[self.map_fit.share]
             notes.append(f"{query_map}{offsets}; over the raw search, {changes}")
             if self.unasked:
                 notes.append(UNASKED_NOTE)
@@ -502,7 +498,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         for side, folds in draw_sides(teachers, teaching).items()
     }
     rng = np.random.default_rng(0)
-    sample = draw_sample(bank.require_targets(), GALLERY_SAMPLE, bank.metric, rng)
+    sample = draw_sample(bank.require_targets(), SEEN, bank.metric, rng)
     are_apart = own_share(bank.query_bank, sample, bank.compute, rng) >= APART
     allowed = [fit.may_be_chosen(are_apart, teachers.unasked) for fit in fits]
     number = choose(sides, bases[0].tau, np.array(allowed), are_apart)

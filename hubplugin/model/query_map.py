@@ -17,8 +17,7 @@ class QueryMap:
     step: The matrix of the step, float32 [d, d].
     strength: The strength of the learned part, as chosen by the folds.
     pairs: The number of different pairs that taught the map.
-    whitened: True if the step contains a mild whitening, which needs no pairs (see
-        `hubplugin.learning`).
+    whitened: True if the step contains a whitening (see `hubplugin.learning`).
     """
 
     step: np.ndarray
@@ -43,9 +42,7 @@ class QueryMap:
 
     def __str__(self) -> str:
         if not self.strength:
-            return (
-                f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
-            )
+            return f"queries are whitened, as {self.pairs} pairs taught"
         whitened = "whitened, and " if self.whitened else ""
         return (
             f"queries are {whitened}mapped at strength {self.strength:g}, learned from "
