@@ -447,7 +447,7 @@ def test_answers_of_the_log_choose_in_the_place_of_titles(
     # Of 49 answers nothing is learned.
     assert lesson.model.query_map.pairs == (200 if unasked else 260)
     assert lesson.other.queries == (200 if unasked else 60)
-    said = "real queries gained 0 to 8 points"
+    said = "real queries gained 0 to 10 points"
     assert any(said in note for note in lesson.notes) == unasked
 
 
