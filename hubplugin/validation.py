@@ -394,7 +394,7 @@ def cross_validate(
         for candidate in candidates:
             corrections = candidate(train, bank, fold.teach)
             for scores in _score(raw, queries, train, corrections):
-                arrays = [np.empty((len(queries), 0), np.int64)]
+                arrays = [np.empty((len(queries), 0))]
                 if count:
                     # The added answers are left out, since they are no random sample.
                     arrays = [topk(scores[:, : len(sample)], count)[1]]

@@ -14,7 +14,7 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 8
+FORMAT = 9
 """The version of the model file. A reader refuses all others, so that it never mistakes
 part of a model for the whole: version 4 had no query map, 5 had models that moved
 targets, and 7 had activation sets."""

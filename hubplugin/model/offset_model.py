@@ -381,7 +381,6 @@ def _content(model: OffsetModel) -> tuple[Header, dict[str, np.ndarray]]:
         header["query_map"] = {
             "strength": learned.strength,
             "pairs": learned.pairs,
-            "whitened": learned.whitened,
         }
         tensors["query_map.step"] = np.ascontiguousarray(learned.step)
     return header, tensors

@@ -15,15 +15,14 @@ class QueryMap:
     """A linear map of queries: q becomes q + `step` q, and targets do not change.
 
     step: The matrix of the step, float32 [d, d].
-    strength: The strength of the learned part, as chosen by the folds.
+    strength: The strength s of docs/query-map.md, as chosen by the folds. If it is 0,
+        the map is a whitening.
     pairs: The number of different pairs that taught the map.
-    whitened: True if the step contains a whitening (see `hubplugin.learning`).
     """
 
     step: np.ndarray
     strength: float
     pairs: int
-    whitened: bool = False
     # A list, which a frozen instance can change: the last bank and its mapped queries.
     _last_bank: list[tuple[np.ndarray, np.ndarray]] = field(
         default_factory=list, init=False, repr=False
@@ -41,13 +40,8 @@ class QueryMap:
         return matrix
 
     def __str__(self) -> str:
-        if not self.strength:
-            return f"queries are whitened, as {self.pairs} pairs taught"
-        whitened = "whitened, and " if self.whitened else ""
-        return (
-            f"queries are {whitened}mapped at strength {self.strength:g}, learned from "
-            f"{self.pairs} pairs"
-        )
+        how = f"mapped at strength {self.strength:g}" if self.strength else "whitened"
+        return f"queries are {how}, as learned from {self.pairs} pairs"
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
         """Return the mapped `bank`, from a cache of the last bank.
