@@ -302,12 +302,16 @@ def test_where_queries_and_targets_lie_apart_nothing_is_whitened_and_offsets_sta
     assert not replace(half, strength=0.0).may_be_chosen(False, False)
 
 
-def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught(targets, titles):
+@pytest.mark.parametrize("wrong", [0, 80])
+def test_a_log_of_one_wording_a_target_is_tried_on_what_it_taught_unless_doubtful(
+    targets, titles, wrong
+):
+    titles.answers[:wrong] = np.roll(titles.answers[:wrong], 1)
     banks = teachers_of(targets, titles)
     sides = learning.draw_sides(banks, banks.find_teaching())
-    assert set(sides) == {"other", "taught"}
-    (fold,) = sides["taught"]
-    assert set(fold.test) <= set(fold.teach)
+    assert ("taught" in sides) is (wrong == 0)
+    for fold in sides.get("taught", []):
+        assert set(fold.test) <= set(fold.teach)
 
 
 def test_clicks_that_somebody_has_looked_at_choose_beside_a_noisy_log(
@@ -373,7 +377,7 @@ def test_pairs_of_another_gallery_or_another_model_are_refused(
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
     wrong = Bank(queries, rng.permutation(answers))
     others = Bank(queries @ turned, answers)
-    said = r"the answers of the bank do not belong to its queries: \d\d% of"
+    said = r"do not belong to its queries: \d\d% of .* another's \(57% is needed"
     for bank, learn in ((wrong, True), (others, True), (wrong, titles)):
         with refused(CorrectionRefused, said):
             hubplugin.fit(targets, bank, learn=learn)
