@@ -342,15 +342,14 @@ def has_enough(bank: PreparedBank) -> bool:
 def share_nearer(pairs: Pairs) -> float:
     """Return the share of queries nearer to their own answer than to another answer.
 
-    Each query's answer is compared with one other target of the pairs, at random. If
-    both are equally near, the query counts as one half.
+    Each query's answer is compared with that of another pair, at random. So the share
+    of unrelated pairs is 0.5, however popular some targets are. If both answers are
+    equally near, the query counts as one half; if they are the same, it does not count.
     """
     queries, answer, targets = pairs
-    # Adding 1 to len - 1, modulo the number of targets, never gives the answer itself.
-    shift = np.random.default_rng(0).integers(1, len(targets), len(answer))
-    other = (answer + shift) % len(targets)
+    other = np.random.default_rng(0).permutation(answer)
     lead = (queries * (targets[answer] - targets[other])).sum(axis=1)
-    return float(np.heaviside(lead, 0.5).mean())
+    return float(np.heaviside(lead[answer != other], 0.5).mean())
 
 
 def doubtful_share(pairs: Pairs) -> float:
@@ -425,7 +424,7 @@ class LearnedMap:
     other: The same for held-out pairs whose targets were not taught.
     unasked: True if the held-out pairs are not queries that people asked, but titles,
         for example.
-    doubtful: The `doubtful_share` of the pairs.
+    doubtful: The `doubtful_share` of the bank's clicks; 0 if it has none.
     """
 
     model: OffsetModel
@@ -509,6 +508,9 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
     query_map = chosen.learn(taught)
     # The bank to resolve for is the one that the offsets are fitted on.
     chosen = replace(chosen, method=configuration.resolve(map_bank(bank, query_map)))
+    doubtful = 0.0
+    if not teachers.unasked:
+        doubtful = doubtful_share(pairs_of(bank, distinct_pairs(bank)))
     asked = None
     if "asked" in sides:
         asked = forecast(sides["asked"], number, "other wordings")
@@ -518,7 +520,7 @@ def learn_query_map(configuration: Method, teachers: Teachers) -> LearnedMap:
         asked=asked,
         other=forecast(sides["other"], number, "pairs"),
         unasked=teachers.unasked,
-        doubtful=doubtful_share(taught),
+        doubtful=doubtful,
     )
 
 
@@ -586,18 +588,20 @@ class MapFit:
         """
         pairs = pairs_of(bank, teach[teach < self.teaching_limit])
         z = self.whiten(pairs)
+        queries = pairs[0] @ z.T
         # For speed, all variants share the offsets of the whitened bank. The chosen fit
         # computes those of the mapped bank.
         whitened = replace(train, query_bank=train.query_bank @ z.T)
         offsets = self.method.resolve(whitened).raw_offsets(whitened)
         tried = list[OffsetsAndMap]()
         for negatives, by_ridge in STEPS.items():
-            residuals = replace(self, negatives=negatives).find_residuals(pairs, z)
+            fit = replace(self, negatives=negatives)
+            residuals = fit.find_residuals(queries, pairs)
             for ridge, strengths in by_ridge.items():
-                w = solve_map(pairs[0] @ z.T, residuals, ridge)
+                wz = solve_map(queries, residuals, ridge) @ z
                 for strength in strengths:
                     variant = replace(self, strength=strength)
-                    query_map = variant.compose_map(w, z, len(pairs[0]))
+                    query_map = variant.compose_map(wz, z, len(queries))
                     tried += [(share * offsets, query_map) for share in SHARES]
         return tried
 
@@ -620,8 +624,9 @@ class MapFit:
     def learn(self, pairs: Pairs) -> QueryMap | None:
         """Return the map that `pairs` teach, or None if it is the identity."""
         z = self.whiten(pairs)
-        w = solve_map(pairs[0] @ z.T, self.find_residuals(pairs, z), self.ridge)
-        return self.compose_map(w, z, len(pairs[0]))
+        queries = pairs[0] @ z.T
+        w = solve_map(queries, self.find_residuals(queries, pairs), self.ridge)
+        return self.compose_map(w @ z, z, len(queries))
 
     def whiten(self, pairs: Pairs) -> np.ndarray:
         """Return Z [d, d]: the whitening that `pairs` teach, or the identity."""
@@ -630,26 +635,26 @@ class MapFit:
             return np.eye(queries.shape[1], dtype=np.float32)
         return compute_whitening(queries - targets[answer])
 
-    def find_residuals(self, pairs: Pairs, z: np.ndarray) -> np.ndarray:
-        """Return R [m, d], what queries whitened by `z` lack, see `solve_map`."""
-        queries, answer, targets = pairs
-        expected = queries @ z.T
+    def find_residuals(self, queries: np.ndarray, pairs: Pairs) -> np.ndarray:
+        """Return R [m, d], what the whitened `queries` of `pairs` lack (`solve_map`)."""
+        _, answer, targets = pairs
+        expected = queries
         if self.negatives == "asked":
-            expected = expect_targets(expected, targets, self.tau)
+            expected = expect_targets(queries, targets, self.tau)
         residuals: np.ndarray = targets[answer] - expected
         return residuals
 
-    def compose_map(self, w: np.ndarray, z: np.ndarray, pairs: int) -> QueryMap | None:
+    def compose_map(self, wz: np.ndarray, z: np.ndarray, pairs: int) -> QueryMap | None:
         """Return the map (I + s W) Z, or None if it is the identity.
 
         Args:
-            w, z: W and Z [d, d]. s is the strength.
+            wz, z: W Z and Z [d, d]. s is the strength.
             pairs: The number of pairs that taught the map.
         """
         if not self.has_map:
             return None
         eye = np.eye(len(z), dtype=np.float32)
-        step = z - eye + self.strength * (w @ z)
+        step = z - eye + self.strength * wz
         return QueryMap(step, self.strength, pairs)
 
     @property
@@ -881,6 +886,6 @@ def compute_whitening(differences: np.ndarray) -> np.ndarray:
     centred = differences - differences.mean(axis=0)
     covariance = (centred.T @ centred).astype(np.float64) / len(centred)
     eye = np.eye(len(covariance))
-    t = max(float(np.trace(covariance)) / len(eye), 1e-30)
+    t = float(np.trace(covariance)) / len(eye) or 1.0  # 0 if all are equal
     z = t * np.linalg.inv(IDENTITY_SHARE * t * eye + (1 - IDENTITY_SHARE) * covariance)
     return np.ascontiguousarray(z, np.float32)
