@@ -54,12 +54,12 @@ FEWEST_TARGETS = 10
 CHANCE_ERRORS = 3.0
 """The standard errors by which `share_nearer` must exceed 0.5, which is chance. Other
 pairs are refused. Right answers may exceed it by little: of informal names for Unicode
-characters, of which the raw search finds 11 %, 67 to 75 % are nearer to their own."""
+characters, of which the raw search finds 11 %, 71 to 75 % are nearer to their own."""
 
 USUAL_NEARER = 0.9
-"""The least usual `share_nearer` of right clicks: 0.91 to 1 for twelve kinds of data,
-and less for two where the raw search finds 11 % at most. With 30 % of the clicks wrong,
-it is 0.76 to 0.86."""
+"""The least usual `share_nearer` of right clicks: 0.9 to 1 for twelve kinds of data, and
+less for two, where the raw search finds 11 % at most. With 30 % of the clicks wrong, it
+is 0.76 to 0.86."""
 
 STEPS: dict[str, dict[float, tuple[float, ...]]] = {
     "asked": {1.0: (0.0, 0.5, 1.0, 2.0), 0.25: (0.5, 1.0, 2.0)},

@@ -17,7 +17,7 @@ from hubplugin.errors import ModelFileError
 FORMAT = 9
 """The version of the model file. A reader refuses all others, so that it never mistakes
 part of a model for the whole: version 4 had no query map, 5 had models that moved
-targets, and 7 had activation sets."""
+targets, 7 had activation sets, and 8 said of a map whether it whitens."""
 
 LARGEST = 1e38
 """The largest number used as float32, whose range ends at 3.4e38."""
