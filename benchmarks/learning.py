@@ -251,7 +251,7 @@ PARTS: dict[str, Callable[[learning.MapFit], bool]] = {
 
 
 def learn(draw: Draw, without: str = "", **constants: float) -> int:
-    """Choose as `hubplugin.learning` does, with other `constants`, or without a part."""
+    """Choose as `hubplugin.learning` does, with other `constants` or without a part."""
     may = [
         fit.may_be_chosen(draw.apart, False) and not (without and PARTS[without](fit))
         for fit in FITS

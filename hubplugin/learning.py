@@ -57,9 +57,9 @@ pairs are refused. Right answers may exceed it by little: of informal names for 
 characters, of which the raw search finds 11 %, 71 to 75 % are nearer to their own."""
 
 USUAL_NEARER = 0.9
-"""The least usual `share_nearer` of right clicks: 0.9 to 1 for twelve kinds of data, and
-less for two, where the raw search finds 11 % at most. With 30 % of the clicks wrong, it
-is 0.76 to 0.86."""
+"""The least usual `share_nearer` of right clicks: 0.9 to 1 for twelve kinds of data,
+and less for two, where the raw search finds 11 % at most. With 30 % of the clicks
+wrong, it is 0.76 to 0.86."""
 
 STEPS: dict[str, dict[float, tuple[float, ...]]] = {
     "asked": {1.0: (0.0, 0.5, 1.0, 2.0), 0.25: (0.5, 1.0, 2.0)},
@@ -353,7 +353,7 @@ def share_nearer(pairs: Pairs) -> float:
 
 
 def doubtful_share(pairs: Pairs) -> float:
-    """Return the share of queries nearer to another answer; 0 if that is not unusual."""
+    """Return the share of queries nearer to another answer; 0 if that is usual."""
     nearer = share_nearer(pairs)
     # A share that is lower by up to two standard errors may be chance.
     error = (USUAL_NEARER * (1 - USUAL_NEARER) / len(pairs[0])) ** 0.5
@@ -636,7 +636,7 @@ class MapFit:
         return compute_whitening(queries - targets[answer])
 
     def find_residuals(self, queries: np.ndarray, pairs: Pairs) -> np.ndarray:
-        """Return R [m, d], what the whitened `queries` of `pairs` lack (`solve_map`)."""
+        """Return R [m, d], what the whitened `queries` of pairs lack (`solve_map`)."""
         _, answer, targets = pairs
         expected = queries
         if self.negatives == "asked":
@@ -876,7 +876,7 @@ def expect_targets(queries: np.ndarray, targets: np.ndarray, tau: float) -> np.n
 
 
 def compute_whitening(differences: np.ndarray) -> np.ndarray:
-    """Return Z [d, d], which shrinks the directions in which queries miss their answers:
+    """Return Z [d, d], which shrinks directions in which queries miss their answers:
 
         Z = t (k t I + (1 - k) C)^-1
 
