@@ -41,7 +41,7 @@ class QueryMap:
 
     def __str__(self) -> str:
         how = f"mapped at strength {self.strength:g}" if self.strength else "whitened"
-        return f"queries are {how}, as {self.pairs} pairs taught"
+        return f"queries are {how} (learned from {self.pairs} pairs)"
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
         """Return the mapped `bank`, from a cache of the last bank.

@@ -74,7 +74,7 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(
         r"(\d+) clicks on (\d+) different pairs of query and target", recorded
     ).groups()
     assert 200 < int(pairs) == int(clicks) <= 400
-    assert "mapped at strength" in said.partition("hubplugin refit")[2]
+    assert "learned from" in said.partition("hubplugin refit")[2]
     monitored = said.partition("hubplugin inspect")[2]
     assert monitored.index("(exit status 4)") < monitored.index("hubplugin refit")
     page = (tmp_path / "report.html").read_text()

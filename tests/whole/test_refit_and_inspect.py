@@ -281,7 +281,7 @@ def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(click
     store, log = clicked
     said = unwrapped(apply(store, log, learn=True))
     for part in (
-        r"mapped at strength [\d.]+, as \d+ pairs taught.*; over the raw search, asked for before: R@1",
+        r"mapped at strength [\d.]+ \(learned from \d+ pairs\).*; over the raw search, asked for before: R@1",
         r"not asked for before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)",
     ):
         assert re.search(part, said)
